@@ -1,0 +1,44 @@
+PYTHON ?= python3
+# Another interpreter gets an environment of its own, so switching back costs nothing.
+VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint docs bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@echo "  PYTHON=python3.12 make ... uses another interpreter"
+
+demo: $(VENV)/.with-demo ## learn handwritten digits class by class, on CPU
+	@"$(BIN)/python" examples/digits.py
+
+test: $(VENV)/.with-dev ## run every test and docstring example
+	@"$(BIN)/python" -m pytest -n auto --maxprocesses 4
+
+lint: $(VENV)/.with-dev ## check style, types and the direction of imports
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy"
+	"$(BIN)/lint-imports" --no-cache
+
+docs: $(VENV)/.with-docs ## build the documentation into site/
+	@"$(BIN)/mkdocs" build --strict
+
+bench: $(VENV)/.with-bench ## measure speed and memory against other packages
+	@"$(BIN)/python" benchmarks/run.py
+
+clean: ## remove the environment, caches and build outputs
+	rm -rf "$(VENV)" build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@"$(PYTHON)" -m venv "$(VENV)"
+	@touch "$@"
+
+$(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.created
+	@echo "Installing syngap[$*] into $(VENV) (the first time downloads torch: minutes)"
+	@"$(BIN)/python" -m pip install --quiet --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[$*]"
+	@touch "$@"

@@ -1,0 +1,94 @@
+"""Ballistic (Vastola, Gershman, Rajan 2025): every gradient divided by its running magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+__all__ = ["Ballistic"]
+
+
+class Ballistic(Optimizer):
+    """Gradient descent at a speed that does not depend on the gradient's size.
+
+    s ← β s + (1 - β) g²;  θ ← θ (1 - η · weight_decay) - η g / sqrt(s + δ)
+
+    s starts at zero without bias correction, so the first steps are long; there is no momentum
+    and weight decay is decoupled from the gradient.
+
+    Args:
+        params: parameters or groups of them.
+        lr: η ≥ 0.
+        beta: β in [0, 1); 0.999 in general, 0.9 in the authors' CIFAR runs.
+        eps: δ > 0, inside the root.
+        weight_decay: ≥ 0.
+        maximize: climb instead of descending.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = Ballistic([weight], lr=0.1, beta=0.0)
+        >>> (3.0 * weight).sum().backward()
+        >>> optimizer.step()
+        >>> round(weight.item(), 4)
+        0.9
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        *,
+        beta: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        if not lr >= 0.0:
+            raise ValueError(f"lr must be ≥ 0, got {lr}")
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"beta must be in [0, 1), got {beta}")
+        if not eps > 0.0:
+            raise ValueError(f"eps must be > 0, got {eps}")
+        if not weight_decay >= 0.0:
+            raise ValueError(f"weight_decay must be ≥ 0, got {weight_decay}")
+        defaults = {
+            "lr": lr,
+            "beta": beta,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; `closure`, if given, evaluates the loss again and returns it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, group)
+        return loss
+
+    def _update(self, param: Tensor, group: dict[str, Any]) -> None:
+        grad = cast(Tensor, param.grad)
+        if grad.is_sparse or grad.is_complex():
+            raise RuntimeError("Ballistic takes dense real gradients, got a sparse or complex one")
+        if group["maximize"]:
+            grad = -grad
+        state = self.state[param]
+        if not state:
+            state["square"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        square = state["square"]
+        square.mul_(group["beta"]).addcmul_(grad, grad, value=1.0 - group["beta"])
+        if group["weight_decay"]:
+            param.mul_(1.0 - group["lr"] * group["weight_decay"])
+        velocity = grad / square.add(group["eps"]).sqrt_()
+        param.sub_(velocity.mul_(group["lr"]))

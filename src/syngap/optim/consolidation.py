@@ -1,0 +1,69 @@
+"""Running a model over unlabelled inputs without leaving a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+__all__ = ["predictions"]
+
+Predict: TypeAlias = Callable[[Any], "Tensor | Distribution"]
+Progress: TypeAlias = Callable[[int, "int | None"], None]
+
+
+def predictions(
+    model: nn.Module,
+    inputs: Tensor | Iterable[Any],
+    *,
+    batch_size: int,
+    predict: Predict | None,
+    progress: Progress | None,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor | Distribution]:
+    """Yield the model's differentiable predictions, in eval mode, batch by batch.
+
+    Modes and random states are afterwards what they were, also if the consumer stops early.
+    """
+    batches = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
+    total = len(batches) if isinstance(batches, Sized) else None
+    with _left_as_it_was(model, generator):
+        for done, batch in enumerate(batches, start=1):
+            with torch.enable_grad():
+                prediction = predict(batch) if predict else _call(model, batch)
+            yield prediction
+            del prediction
+            if progress is not None:
+                progress(done, total)
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    own_state = None if generator is None else generator.get_state()
+    devices = {param.device for param in model.parameters() if param.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(sorted(devices, key=str)):
+            model.eval()
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        if generator is not None and own_state is not None:
+            generator.set_state(own_state)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        output = model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        output = model(*batch)
+    else:
+        output = model(batch)
+    if isinstance(output, (Tensor, Distribution)):
+        return output
+    return getattr(output, "logits", output)

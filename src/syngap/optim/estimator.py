@@ -1,0 +1,181 @@
+"""From a prediction to an observation: which labels, which pass, whose processes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from syngap.optim import distributed
+from syngap.optim.exact import CallRecorder, squared_scores
+from syngap.optim.importance import Prediction, read_prediction, score_sums
+from syngap.optim.observation import Observation
+
+__all__ = ["Estimator", "EstimatorName"]
+
+EstimatorName: TypeAlias = Literal["sampled", "exact", "empirical"]
+
+
+class Estimator:
+    """Estimates the Fisher diagonal of parameters; see `SynGAP` for its arguments.
+
+    Attributes:
+        model: what names the parameters and is hooked.
+        recorder: the hooks of "exact", None otherwise.
+    """
+
+    def __init__(
+        self,
+        name: EstimatorName,
+        generator: torch.Generator | None,
+        model: nn.Module | None,
+        process_group: distributed.Group,
+    ) -> None:
+        if name not in ("sampled", "exact", "empirical"):
+            raise ValueError(f"estimator must be 'sampled', 'exact' or 'empirical', got {name!r}")
+        self.name = name
+        self.generator = generator
+        self.model = model
+        self.process_group = process_group
+        self.recorder: CallRecorder | None = None
+        self._warned: set[str] = set()
+        if name == "exact":
+            self.recorder = CallRecorder()
+            self.attach()
+
+    def attach(self) -> None:
+        """Hook the model's modules, also those that it gained since."""
+        if self.recorder is None:
+            return
+        if self.model is None:
+            raise ValueError(
+                "estimator='exact' hooks the model's modules: pass model=, "
+                "or use estimator='sampled', which needs none"
+            )
+        if hasattr(self.model, "_orig_mod"):
+            raise ValueError(
+                "estimator='exact' cannot hook a compiled model; use estimator='sampled', or pass "
+                "and train the model that went into torch.compile"
+            )
+        self.recorder.attach(self.model)
+
+    def record(self, enabled: bool) -> None:
+        """Say whether forward passes from now on will be observed."""
+        if self.recorder is not None:
+            self.recorder.enabled = enabled
+
+    def names(self) -> dict[Tensor, str] | None:
+        """Return the parameters' names, None without a model."""
+        if self.model is None:
+            return None
+        model = self.model
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        return {param: name for name, param in model.named_parameters()}
+
+    def estimate(
+        self,
+        prediction: Tensor | Distribution,
+        params: list[Tensor],
+        *,
+        targets: Tensor | None = None,
+        mask: Tensor | None = None,
+        labelled: bool = True,
+        check: bool = True,
+    ) -> Observation | None:
+        """Return the estimate of one forward pass, None where it overflowed."""
+        if not params:
+            raise RuntimeError("every parameter of this optimizer is frozen: nothing to observe")
+        if self.name != "empirical" or not labelled:
+            targets = None
+        elif targets is None:
+            raise ValueError("estimator='empirical' needs observe(..., targets=labels)")
+        group = distributed.find_group(self.process_group, self.model)
+        with distributed.independent_draws(group, self.generator, params[0].device) as generator:
+            read = read_prediction(
+                prediction, targets=targets, mask=mask, generator=generator, check=check
+            )
+        if group is not None:
+            read = read.pooled(distributed.total(read.count, params[0].device, group))
+        with torch.no_grad(), _explained():
+            take = self._squares if self.name == "exact" else self._scores
+            observation = take(read, params, group)
+        if not check:
+            return observation.without_overflow()
+        if observation.is_finite():
+            return observation
+        self._warn(
+            "the importance of a batch was not finite and is left out; if this goes on, the "
+            "model's gradients overflow: lower the learning rate, or use bfloat16 for float16"
+        )
+        return None
+
+    def _scores(
+        self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
+    ) -> Observation:
+        if any(distributed.is_sharded(param) for param in params):
+            assert group is not None
+            scores = distributed.sharded_scores(read, params, group)
+        else:
+            scores = score_sums(read, params)
+            _require_some(scores)
+            if group is not None:
+                scores = distributed.reduced(scores, params, group)
+        return Observation.of_scores(_known(params, scores), read.count, read.scale**-2)
+
+    def _squares(
+        self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
+    ) -> Observation:
+        assert self.recorder is not None
+        if any(distributed.is_sharded(param) for param in params):
+            raise RuntimeError(
+                "estimator='exact' cannot read sharded parameters; use estimator='sampled'"
+            )
+        squares, fallback = squared_scores(read, params, self.recorder)
+        _require_some(squares)
+        if fallback:
+            names = self.names()
+            assert names is not None
+            self._warn(
+                "estimator='exact' takes the one-backward estimate (unbiased, but noisier) for "
+                f"{', '.join(names[param] for param in fallback)}: shared, used other than by one "
+                "call of a known module, or with an input that does not have the batch first"
+            )
+        if group is not None:
+            squares = distributed.reduced(squares, params, group)
+        return Observation.of_squares(_known(params, squares), read.count)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=5)
+
+
+def _known(params: list[Tensor], values: list[Tensor | None]) -> dict[Tensor, Tensor]:
+    return {p: value for p, value in zip(params, values, strict=True) if value is not None}
+
+
+def _require_some(values: list[Tensor | None]) -> None:
+    if all(value is None for value in values):
+        raise RuntimeError(
+            "the prediction does not depend on any trainable parameter of this optimizer; "
+            "pass the output of the model whose parameters it holds"
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            raise RuntimeError(
+                "observe came after the graph was freed; call it before loss.backward()"
+            ) from error
+        raise

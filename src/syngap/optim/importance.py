@@ -1,0 +1,211 @@
+"""Estimators of the Fisher diagonal, from the forward pass that the training loop already made.
+
+The Fisher information of a prediction p(y | x) is E[(∇ log p(y|x))²] with y drawn from the
+prediction itself. Scores ∇ log p then have mean zero and are independent across predictions, so
+
+    (Σ_n ∇ log p(y_n | x_n))² / N
+
+is unbiased for the mean of the per-sample squares, also where train-mode BatchNorm couples the
+samples. With true labels in place of drawn ones neither property holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+__all__ = ["Prediction", "read_prediction", "sample_labels", "score_sums"]
+
+_IGNORED = -100  # the label that torch's cross_entropy leaves out
+
+
+@dataclass
+class Prediction:
+    """A differentiable output and the cotangent that pulls back to Σ ∇ log p(y) / sqrt(count)."""
+
+    output: Tensor
+    cotangent: Tensor
+    count: int | Tensor
+
+    def __post_init__(self) -> None:
+        # Half precision flushes small gradients to zero; a power of two lifts them and is taken
+        # out again, exactly, where the scores are squared.
+        self.scale = 1024.0 if self.output.dtype == torch.float16 else 1.0
+
+    @property
+    def rows(self) -> int:
+        """Length of the batch dimension."""
+        return self.output.shape[0]
+
+    def pooled(self, count: Tensor) -> Prediction:
+        """Return the same prediction as a part of a larger batch of `count` predictions."""
+        share = (torch.as_tensor(self.count, device=count.device) / count).sqrt()
+        return Prediction(self.output, self.cotangent * share.to(self.cotangent.dtype), count)
+
+
+def sample_labels(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw one label for each row of `logits` from its softmax.
+
+    The largest of logit plus Gumbel noise is such a draw. Unlike `torch.multinomial` it never
+    waits for the device, so it can be captured in a CUDA graph, and it takes any leading shape.
+
+    Examples:
+        >>> certain = torch.tensor([[0.0, 100.0], [100.0, 0.0]])
+        >>> sample_labels(certain, torch.Generator().manual_seed(0)).tolist()
+        [1, 0]
+    """
+    scores = logits.detach().float() if logits.dtype.itemsize < 4 else logits.detach()
+    noise = torch.empty_like(scores).exponential_(generator=generator).log_()
+    return scores.sub(noise).argmax(dim=-1)
+
+
+def read_prediction(
+    prediction: Tensor | Distribution,
+    *,
+    targets: Tensor | None = None,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    check: bool = True,
+) -> Prediction:
+    """Check a prediction and pick its labels: `targets` where given, else drawn from itself.
+
+    Args:
+        prediction: logits (N, C) or (N, ..., C), or a distribution over a batch.
+        targets: true labels; -100 marks positions to leave out.
+        mask: False marks positions to leave out.
+        generator: source of the drawn labels (logits only: distributions draw by themselves).
+        check: look at the values, which on an accelerator waits for them.
+    """
+    if isinstance(prediction, Distribution):
+        return _read_distribution(prediction, targets, mask, check)
+    if not isinstance(prediction, Tensor):
+        raise TypeError(
+            "observe takes logits (a Tensor) or a torch.distributions.Distribution, "
+            f"got {type(prediction).__name__}"
+        )
+    return _read_logits(prediction, targets, mask, generator, check)
+
+
+def score_sums(prediction: Prediction, params: list[Tensor]) -> list[Tensor | None]:
+    """Return scale · Σ ∇ log p(y) / sqrt(count) for each parameter, None where it took no part.
+
+    One backward pass that keeps the graph for the loss and leaves `.grad` alone.
+    """
+    return list(
+        torch.autograd.grad(
+            prediction.output,
+            params,
+            prediction.cotangent * prediction.scale,
+            retain_graph=True,
+            allow_unused=True,
+        )
+    )
+
+
+def _read_logits(
+    logits: Tensor,
+    targets: Tensor | None,
+    mask: Tensor | None,
+    generator: torch.Generator | None,
+    check: bool,
+) -> Prediction:
+    if not logits.is_floating_point() or logits.dim() < 2 or logits.numel() == 0:
+        raise ValueError(
+            "logits must be floating point of shape (N, C) or (N, ..., C) with N ≥ 1, "
+            f"got {logits.dtype} {tuple(logits.shape)}"
+        )
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            f"logits need at least two classes in the last dimension, got {tuple(logits.shape)}; "
+            "for a single logit pass torch.distributions.Bernoulli(logits=...)"
+        )
+    _require_graph(logits)
+    if check and not torch.isfinite(logits).all():
+        raise ValueError(f"logits must be finite, got {_count_bad(logits)}")
+    if targets is None:
+        labels = sample_labels(logits, generator)
+    else:
+        labels, mask = _read_targets(logits, targets, mask, check)
+
+    probabilities = logits.detach().to(_accumulator(logits.dtype)).softmax(dim=-1)
+    hit = torch.zeros_like(probabilities).scatter_(-1, labels.unsqueeze(-1), 1.0)
+    cotangent, count = _normalise(hit - probabilities, logits.shape[:-1], mask, check)
+    return Prediction(logits, cotangent.to(logits.dtype), count)
+
+
+def _read_targets(
+    logits: Tensor, targets: Tensor, mask: Tensor | None, check: bool
+) -> tuple[Tensor, Tensor]:
+    if targets.shape != logits.shape[:-1] or targets.is_floating_point():
+        raise ValueError(
+            f"targets must be integer labels of shape {tuple(logits.shape[:-1])}, "
+            f"got {targets.dtype} {tuple(targets.shape)}"
+        )
+    used = targets != _IGNORED
+    labels = targets.masked_fill(~used, 0).long()
+    if check and (labels.min() < 0 or labels.max() >= logits.shape[-1]):
+        raise ValueError(
+            f"targets must lie in [0, {logits.shape[-1]}) or be {_IGNORED}, "
+            f"got {targets.min().item()} to {targets.max().item()}"
+        )
+    return labels, used if mask is None else used & mask
+
+
+def _read_distribution(
+    distribution: Distribution, targets: Tensor | None, mask: Tensor | None, check: bool
+) -> Prediction:
+    with torch.enable_grad():
+        values = distribution.sample() if targets is None else targets
+        log_prob = distribution.log_prob(values)
+    if log_prob.dim() < 1 or log_prob.numel() == 0:
+        raise ValueError(
+            f"the distribution needs a batch dimension, got batch_shape {tuple(log_prob.shape)}"
+        )
+    _require_graph(log_prob)
+    if check and not torch.isfinite(log_prob).all():
+        raise ValueError(f"log-probabilities must be finite, got {_count_bad(log_prob)}")
+    ones = torch.ones_like(log_prob).unsqueeze(-1)
+    cotangent, count = _normalise(ones, log_prob.shape, mask, check)
+    return Prediction(log_prob, cotangent.squeeze(-1), count)
+
+
+def _normalise(
+    cotangent: Tensor, positions: torch.Size, mask: Tensor | None, check: bool
+) -> tuple[Tensor, int | Tensor]:
+    """Drop masked positions and scale so that squares of sums are means over predictions."""
+    if mask is None:
+        count = positions.numel()
+        return cotangent.mul_(count**-0.5), count
+    if mask.dtype != torch.bool or mask.shape != positions:
+        raise ValueError(
+            f"mask must be boolean of shape {tuple(positions)}, "
+            f"got {mask.dtype} {tuple(mask.shape)}"
+        )
+    cotangent.mul_(mask.unsqueeze(-1))
+    if not check:
+        kept = mask.sum()
+        return cotangent.mul_(kept.clamp(min=1).to(cotangent.dtype).rsqrt()), kept
+    count = int(mask.sum())
+    if not count:
+        raise ValueError("mask leaves out every position, so there is nothing to observe")
+    return cotangent.mul_(count**-0.5), count
+
+
+def _require_graph(output: Tensor) -> None:
+    if not output.requires_grad:
+        raise RuntimeError(
+            "observe needs a prediction that still has its graph, got one that requires no "
+            "gradient; call it on the model's output outside torch.no_grad() and before detach()"
+        )
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _count_bad(values: Tensor) -> str:
+    bad = values.numel() - int(torch.isfinite(values).sum())
+    return f"{bad} NaN or infinite of {values.numel()} values"

@@ -1,0 +1,98 @@
+"""What was observed since the last step, waiting to be folded into the importance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from syngap.optim.distributed import sum_over_shards
+
+__all__ = ["Observation", "accumulator", "merged"]
+
+
+@dataclass
+class Observation:
+    """An estimate of the Fisher diagonal: weight · values², or values where already squared.
+
+    A single estimate keeps its scores as the backward pass left them, so that a step can square and
+    fold them in one pass over memory. Several are averaged as squares.
+
+    Attributes:
+        values: by parameter; one that took no part is absent.
+        means: the mean of the diagonal over each of those parameters.
+        count: how many predictions it is the mean of.
+        squared: whether `values` are squares.
+        weight: what squares of `values` are multiplied with.
+    """
+
+    values: dict[Tensor, Tensor]
+    means: dict[Tensor, Tensor]
+    count: int | Tensor
+    squared: bool
+    weight: float = 1.0
+
+    @classmethod
+    def of_scores(
+        cls, scores: dict[Tensor, Tensor], count: int | Tensor, weight: float
+    ) -> Observation:
+        """Describe score sums, one backward pass's."""
+        values = list(scores.values())
+        norms = torch._foreach_norm([value.to(accumulator(value.dtype)) for value in values])
+        means = _per_element(list(torch._foreach_mul(norms, norms)), list(scores), weight)
+        return cls(scores, means, count, squared=False, weight=weight)
+
+    @classmethod
+    def of_squares(cls, squares: dict[Tensor, Tensor], count: int | Tensor) -> Observation:
+        """Describe sums of per-sample squares."""
+        means = _per_element([square.sum() for square in squares.values()], list(squares), 1.0)
+        return cls(squares, means, count, squared=True)
+
+    def square(self, value: Tensor) -> Tensor:
+        """Return one of `values` as a part of the diagonal."""
+        if self.squared:
+            return value
+        return value.to(accumulator(value.dtype)).square().mul_(self.weight)
+
+    def is_finite(self) -> bool:
+        """Whether every value is; a mean of squares is finite only if they are."""
+        means = list(self.means.values())
+        return bool(torch.stack([mean.to(means[0]) for mean in means]).isfinite().all())
+
+    def without_overflow(self) -> Observation:
+        """Return the same with tensors that overflowed counted as zero, decided on the device."""
+        values, means = {}, {}
+        for param, mean in self.means.items():
+            finite = mean.isfinite()
+            values[param] = torch.where(finite, self.values[param], 0.0)
+            means[param] = torch.where(finite, mean, 0.0)
+        return Observation(values, means, self.count, self.squared, self.weight)
+
+
+def merged(earlier: Observation | None, later: Observation | None) -> Observation | None:
+    """Return the average of two observations, each counting by its predictions."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    count = earlier.count + later.count
+    values: dict[Tensor, Tensor] = {}
+    means: dict[Tensor, Tensor] = {}
+    for part in (earlier, later):
+        share = part.count / count
+        for param, value in part.values.items():
+            square = part.square(value) * share
+            values[param] = values[param].add_(square) if param in values else square
+            mean = part.means[param] * share
+            means[param] = means[param] + mean if param in means else mean
+    return Observation(values, means, count, squared=True)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that importance of a parameter of this type is kept in."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _per_element(sums: list[Tensor], params: list[Tensor], weight: float) -> dict[Tensor, Tensor]:
+    sums = sum_over_shards(sums, params)
+    means = torch._foreach_mul(sums, [weight / max(1, param.numel()) for param in params])
+    return dict(zip(params, means, strict=True))

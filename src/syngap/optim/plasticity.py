@@ -1,0 +1,82 @@
+"""How far a parameter may move, given how much it has mattered: pure functions of importance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["linear_plasticity", "plasticity"]
+
+# The largest arctanh of a float below one is 18.7; divided by this it still fits a float32.
+_SMALLEST_DAMPING = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+
+
+def plasticity(
+    importance: Tensor,
+    mean: Tensor | float,
+    *,
+    consolidation: float = 0.1,
+    damping: float = 1e-16,
+    ambient: float = 0.01,
+) -> Tensor:
+    """Return the bounded mask Ω = 1 - tanh(c (F + λ)) + ε with c = arctanh(τ) / (μ + λ).
+
+    It is computed as 2 sigmoid(-2 c (F + λ)) + ε, which is the same function but keeps its digits
+    where `1 - tanh` has cancelled to zero.
+
+    Args:
+        importance: F, non-negative, of any shape.
+        mean: μ, the mean importance that F is measured against; a number or a 0-dim tensor.
+        consolidation: τ in (0, 1), how closed the gate is at mean importance.
+        damping: λ ≥ 0, added to F and to μ. Zero is replaced by the smallest number for which the
+            quotient is safe, so that an all-zero importance counts as being at its mean.
+        ambient: ε ≥ 0, the plasticity that always remains.
+
+    Returns:
+        A tensor like `importance` with values in [ε, 1 + ε], and 1 - τ + ε where F = μ.
+
+    Examples:
+        >>> mask = plasticity(torch.tensor([0.0, 1.0, 1e30]), 1.0, consolidation=0.5, ambient=0.0)
+        >>> [round(value, 6) for value in mask.tolist()]
+        [1.0, 0.5, 0.0]
+    """
+    damping, slope = damping_and_slope(mean, consolidation, damping)
+    mask = _wide(importance).add(damping).mul_(2.0 * slope).sigmoid_().mul_(2.0).add_(ambient)
+    return mask.to(importance.dtype)
+
+
+def linear_plasticity(
+    importance: Tensor,
+    mean: Tensor | float,
+    *,
+    consolidation: float = 0.1,
+    damping: float = 1e-16,
+    ambient: float = 0.01,
+) -> Tensor:
+    """Return the ablation 1 - c (F + λ) + ε: the same slope without the tanh, unbounded below.
+
+    Above a few times the mean it turns negative and the step climbs the loss. It is here to be
+    compared with, not to be used.
+
+    Examples:
+        >>> mask = linear_plasticity(torch.tensor([0.0, 40.0]), 1.0, damping=0.0, ambient=0.0)
+        >>> [round(value, 4) for value in mask.tolist()]
+        [1.0, -3.0134]
+    """
+    damping, slope = damping_and_slope(mean, consolidation, damping)
+    mask = _wide(importance).add(damping).mul_(slope).add_(1.0 + ambient)
+    return mask.to(importance.dtype)
+
+
+def damping_and_slope(
+    mean: Tensor | float, consolidation: float, damping: float
+) -> tuple[float, Tensor | float]:
+    """Return λ, raised where it is too small to divide by, and -c."""
+    damping = max(damping, _SMALLEST_DAMPING)
+    return damping, -math.atanh(consolidation) / (mean + damping)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

@@ -1,0 +1,175 @@
+"""The arithmetic of one step, for one list of tensors: one at a time, or as torch's foreach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
+
+__all__ = ["Work", "fold", "gate", "update"]
+
+
+@dataclass
+class Work:
+    """What a step needs of the parameters of one group that share a device and a type.
+
+    Attributes:
+        options: the parameter group.
+        params: the parameters (their local parts, where they are sharded).
+        grads: their gradients, None where there is none.
+        importances: F, updated in place.
+        mean: μ that importance is measured against: one, or one a parameter.
+        buffers: momentum, updated in place; empty without momentum.
+        values: what was observed, None where a parameter took no part; empty without observation.
+        squared: whether `values` are squares.
+        weight: what squares of `values` are multiplied with.
+        keep: how much of F stays when something was observed.
+    """
+
+    options: dict[str, Any]
+    mean: Tensor
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor | None] = field(default_factory=list)
+    importances: list[Tensor] = field(default_factory=list)
+    buffers: list[Tensor] = field(default_factory=list)
+    values: list[Tensor | None] = field(default_factory=list)
+    squared: bool = False
+    weight: float = 1.0
+    keep: float = 1.0
+
+
+def gate(importance: Tensor, mean: Tensor, options: dict[str, Any]) -> Tensor:
+    """Return the mask Ω under a group's options."""
+    function = plasticity if options["bounded"] else linear_plasticity
+    return function(
+        importance,
+        mean,
+        consolidation=options["consolidation"],
+        damping=options["damping"],
+        ambient=options["ambient"],
+    )
+
+
+def fold(work: Work) -> None:
+    """F ← keep · F + (1 - keep) · observed."""
+    for importance, value in zip(work.importances, work.values, strict=False):
+        _fold_one(importance, value, work)
+
+
+def update(work: Work) -> None:
+    """Fold, then θ ← θ - η Ω ⊙ m with m ← momentum · m + ∇L + weight_decay · θ."""
+    if _takes_lists(work):
+        _update_lists(work)
+    else:
+        _update_each(work)
+
+
+def _fold_one(importance: Tensor, value: Tensor | None, work: Work) -> None:
+    importance.mul_(work.keep)
+    if value is None:
+        return
+    if work.squared:
+        importance.add_(value, alpha=1.0 - work.keep)
+    else:
+        importance.addcmul_(value, value, value=(1.0 - work.keep) * work.weight)
+
+
+def _update_each(work: Work) -> None:
+    options, lr = work.options, work.options["lr"]
+    for index, param in enumerate(work.params):
+        importance = work.importances[index]
+        if work.values:
+            _fold_one(importance, work.values[index], work)
+        grad = work.grads[index]
+        if grad is None:
+            continue
+        if options["maximize"]:
+            grad = -grad
+        if options["weight_decay"]:
+            grad = grad.add(param, alpha=options["weight_decay"])
+        if options["momentum"]:
+            grad = work.buffers[index].mul_(options["momentum"]).add_(grad)
+        mean = work.mean[index] if work.mean.dim() else work.mean
+        masked = gate(importance, mean, options).mul_(grad)
+        if isinstance(lr, Tensor):
+            param.sub_(masked.mul_(lr))
+        else:
+            param.add_(masked, alpha=-lr)
+
+
+def _update_lists(work: Work) -> None:
+    """Do what `_update_each` does, one kernel for all tensors of an operation."""
+    options, lr = work.options, work.options["lr"]
+    if work.values:
+        _fold_lists(work)
+    has_grad = [index for index, grad in enumerate(work.grads) if grad is not None]
+    if not has_grad:
+        return
+    params = [work.params[index] for index in has_grad]
+    grads = [grad for grad in work.grads if grad is not None]
+    importances = [work.importances[index] for index in has_grad]
+    if options["maximize"]:
+        grads = list(torch._foreach_neg(grads))
+    if options["weight_decay"]:
+        grads = list(torch._foreach_add(grads, params, alpha=options["weight_decay"]))
+    if options["momentum"]:
+        buffers = [work.buffers[index] for index in has_grad]
+        torch._foreach_mul_(buffers, options["momentum"])
+        torch._foreach_add_(buffers, grads)
+        grads = buffers
+
+    masks = _gate_lists(importances, work.mean, has_grad, options)
+    torch._foreach_mul_(masks, grads)
+    if isinstance(lr, Tensor):
+        torch._foreach_mul_(masks, lr)
+        torch._foreach_sub_(params, masks)
+    else:
+        torch._foreach_add_(params, masks, alpha=-lr)
+
+
+def _gate_lists(
+    importances: list[Tensor], mean: Tensor, indices: list[int], options: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """Return `gate` of the importances with these indices, in the same order of operations."""
+    damping, slope = damping_and_slope(mean, options["consolidation"], options["damping"])
+    assert isinstance(slope, Tensor)
+    if options["bounded"]:
+        slope = 2.0 * slope
+    masks = torch._foreach_add(importances, damping)
+    if slope.dim():
+        slopes = slope.unbind()
+        torch._foreach_mul_(masks, [slopes[index] for index in indices])
+    else:
+        torch._foreach_mul_(masks, slope)
+    if options["bounded"]:
+        torch._foreach_sigmoid_(masks)
+        torch._foreach_mul_(masks, 2.0)
+        torch._foreach_add_(masks, options["ambient"])
+    else:
+        torch._foreach_add_(masks, 1.0 + options["ambient"])
+    return masks
+
+
+def _fold_lists(work: Work) -> None:
+    torch._foreach_mul_(work.importances, work.keep)
+    known = [index for index, value in enumerate(work.values) if value is not None]
+    if not known:
+        return
+    importances = [work.importances[index] for index in known]
+    values = [value for value in work.values if value is not None]
+    if work.squared:
+        torch._foreach_add_(importances, values, alpha=1.0 - work.keep)
+    else:
+        torch._foreach_addcmul_(importances, values, values, (1.0 - work.keep) * work.weight)
+
+
+def _takes_lists(work: Work) -> bool:
+    choice = work.options["foreach"]
+    if choice is None:
+        # On a CPU tensors are large against a call's overhead, and one at a time needs less memory.
+        choice = work.params[0].is_cuda and not work.options["differentiable"]
+    return bool(choice)

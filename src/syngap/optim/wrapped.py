@@ -1,0 +1,149 @@
+"""The gate in front of another optimizer: θ ← θ + Ω ⊙ (the update it made)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from syngap.optim.estimator import Estimator
+from syngap.optim.options import check_options, check_params
+from syngap.optim.syngap import SynGAP
+from syngap.optim.update import Work, fold, gate
+
+__all__ = ["WrappedSynGAP"]
+
+_PREFIX = "base."
+_NOT_GATED = (torch.optim.LBFGS, torch.optim.SparseAdam, SynGAP)
+
+
+class WrappedSynGAP(SynGAP):
+    """What `SynGAP.wrap` returns: another optimizer's update, gated.
+
+    The parameter groups are the base's own, with the gate's options beside its own ones, so that
+    learning-rate schedulers reach both. A mask on the gradient would cancel in the normaliser of an
+    adaptive base, so it acts on the update; for SGD without momentum or decay the two are the same
+    and the gradient is masked, which needs no difference of parameters.
+
+    Attributes:
+        base: the optimizer behind the gate.
+    """
+
+    base: Optimizer
+
+    def __init__(
+        self, base: Optimizer, defaults: dict[str, Any], estimator: Estimator, every: int
+    ) -> None:
+        if isinstance(base, _NOT_GATED):
+            raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}")
+        for group in base.param_groups:
+            check_options(defaults | group)
+            check_params(group["params"])
+        self._configure(estimator, every)
+        self.base = base
+        Optimizer.__init__(self, base.param_groups, defaults)
+        self.param_groups = base.param_groups
+        self._require_model_parameters()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Fold what was observed into the importance, then let the base move the parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        works = self._begin_step()
+        with torch.no_grad():
+            for work in works:
+                fold(work)
+            finishers = [
+                (_mask_gradients if _is_plain_descent(self.base, work) else _mask_update)(work)
+                for work in works
+            ]
+            self.base.step()
+            for finish in finishers:
+                finish()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base, with the gate's own options where given."""
+        if self.param_groups is not getattr(self.base, "param_groups", None):
+            Optimizer.add_param_group(self, param_group)  # while being made, from the base's groups
+            return
+        check_options({**self.defaults, **param_group})
+        options = self.defaults | {"steps": self._steps()} | param_group
+        self.base.add_param_group(options)
+        check_params(self.param_groups[-1]["params"])
+        self._require_model_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of gate and base in one, the base's under keys with a prefix."""
+        merged = super().state_dict()
+        for index, state in self.base.state_dict()["state"].items():
+            own = merged["state"].setdefault(index, {})
+            own.update({_PREFIX + str(key): value for key, value in state.items()})
+        return merged
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict()` gave, to the gate and to the base."""
+        self._match(state_dict)
+        own: dict[int, dict[str, Any]] = {}
+        base: dict[int, dict[str, Any]] = {}
+        for index, state in state_dict["state"].items():
+            for key, value in state.items():
+                if key.startswith(_PREFIX):
+                    base.setdefault(index, {})[key[len(_PREFIX) :]] = value
+                else:
+                    own.setdefault(index, {})[key] = value
+        super().load_state_dict(state_dict | {"state": own})
+        self.base.load_state_dict(state_dict | {"state": base})
+        self.param_groups = self.base.param_groups
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Add the base to what copy and pickle take."""
+        return super().__getstate__() | {"base": self.base}
+
+    def _states(self) -> Sequence[dict[Tensor, dict[str, Any]]]:
+        return [self.state, self.base.state]
+
+    def _keeps_momentum(self, group: dict[str, Any]) -> bool:
+        return False  # the base keeps its own
+
+
+def _is_plain_descent(base: Optimizer, work: Work) -> bool:
+    options = work.options
+    return type(base) is torch.optim.SGD and not options["momentum"] and not options["weight_decay"]
+
+
+def _mask_gradients(work: Work) -> Callable[[], None]:
+    """Mask the gradients now; give them back afterwards."""
+    held = []
+    for importance, mean, _, grad in _moving(work):
+        held.append((grad, grad.clone()))
+        grad.mul_(gate(importance, mean, work.options))
+
+    def finish() -> None:
+        for grad, original in held:
+            grad.copy_(original)
+
+    return finish
+
+
+def _mask_update(work: Work) -> Callable[[], None]:
+    """Note where the parameters are; afterwards mask the way they went."""
+    held = [(param, param.clone()) for _, _, param, _ in _moving(work)]
+
+    def finish() -> None:
+        for (param, old), (importance, mean, _, _) in zip(held, _moving(work), strict=True):
+            param.sub_(old).mul_(gate(importance, mean, work.options)).add_(old)
+
+    return finish
+
+
+def _moving(work: Work) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Importance, mean, parameter and gradient, of those that have one."""
+    means = work.mean.unbind() if work.mean.dim() else [work.mean] * len(work.params)
+    rows = zip(work.importances, means, work.params, work.grads, strict=True)
+    return [(importance, mean, p, grad) for importance, mean, p, grad in rows if grad is not None]
