@@ -29,6 +29,7 @@ __all__ = [
     "total",
 ]
 
+_PLAIN = (Tensor, nn.Parameter)  # the usual case, at a tenth of the cost of a missing attribute
 Group: TypeAlias = "dist.ProcessGroup | Literal['auto'] | None"
 
 
@@ -61,7 +62,7 @@ def total(count: int | Tensor, device: torch.device, group: dist.ProcessGroup) -
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds only a part of the tensor (FSDP2, tensor parallelism)."""
-    return hasattr(tensor, "device_mesh")
+    return type(tensor) not in _PLAIN and hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:

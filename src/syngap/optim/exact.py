@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from syngap.optim.importance import Prediction
 from syngap.optim.per_sample import (
@@ -45,13 +45,19 @@ class CallRecorder:
     def attach(self, model: nn.Module) -> None:
         """Hook every known module of `model` that is not hooked yet."""
         for module in model.modules():
+            if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+                raise ValueError(
+                    "estimator='exact' cannot hook a compiled module; use estimator='sampled', or "
+                    "train the model as it was before torch.compile"
+                )
             if isinstance(module, nn.SyncBatchNorm):
                 raise ValueError(
                     "estimator='exact' cannot hold the statistics of SyncBatchNorm constant; "
                     "use estimator='sampled'"
                 )
             if rule_of(module) is not None and self not in module._forward_hooks.values():
-                module.register_forward_hook(self)
+                # Before other hooks, which may put something else in the place of the output.
+                module.register_forward_hook(self, prepend=True)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Leave a note on the node that made `output`."""
@@ -84,19 +90,17 @@ def squared_scores(
     lowest = graph.lowest(nodes)
     squares: dict[Tensor, Tensor] = {}
 
-    def take(call: Call, grad: Tensor) -> None:
+    def take(call: Call, grad: Tensor | None) -> None:
         rule = rule_of(call.module)
         assert rule is not None
-        mine = {
-            name: param
-            for name, param in call.module.named_parameters(recurse=False)
-            if param in covered
-        }
+        if grad is None:  # a function above let no gradient through
+            return
+        mine = {name: param for name, param in _read_by_rule(call).items() if param in covered}
         with torch.no_grad():
             for name, square in rule(call, wide(grad), set(mine)).items():
                 squares[mine[name]] = square
 
-    def take_arriving(call: Call, grads: tuple[Tensor, ...]) -> None:
+    def take_arriving(call: Call, grads: tuple[Tensor | None, ...]) -> None:
         take(call, grads[call.output_nr])
 
     handles = []
@@ -121,7 +125,8 @@ def squared_scores(
     for node, grad in zip(lowest, grads, strict=False):
         take(graph.calls[node], grad)
     for param, grad in zip(fallback, grads[len(lowest) :], strict=True):
-        squares[param] = wide(grad).square()
+        if grad is not None:
+            squares[param] = wide(grad).square()
     graph.forget(recorder)
 
     if prediction.scale != 1.0:
@@ -134,10 +139,9 @@ class _Graph:
     """What lies below an output: the noted calls, the leaves and who uses them."""
 
     def __init__(self, output: Tensor, recorder: CallRecorder) -> None:
-        assert output.grad_fn is not None
         self.calls: dict[Node, Call] = {}
         self.leaves: dict[Tensor, Node] = {}
-        self._nodes = list(_children_first(output.grad_fn))
+        self._nodes = list(_children_first(get_gradient_edge(output).node))
         self._consumers: dict[Node, list[Node]] = defaultdict(list)
         for node in self._nodes:
             for child in _children(node):
@@ -151,7 +155,7 @@ class _Graph:
         """Map each parameter whose every use is one noted call to the node of that call."""
         claims: dict[Tensor, list[Node]] = defaultdict(list)
         for node, call in self.calls.items():
-            for param in call.module.parameters(recurse=False):
+            for param in _read_by_rule(call).values():
                 claims[param].append(node)
         return {
             param: nodes[0]
@@ -190,6 +194,12 @@ class _Graph:
 def _notes(node: Node) -> dict[object, Call]:
     """The dictionary that autograd keeps for a node as long as the node lives."""
     return cast(dict[object, Call], node.metadata)
+
+
+def _read_by_rule(call: Call) -> dict[str, Tensor]:
+    """The parameters that the rules know; pruning, for one, leaves others in their place."""
+    own = call.module._parameters
+    return {name: param for name in ("weight", "bias") if (param := own.get(name)) is not None}
 
 
 def _children(node: Node) -> list[Node]:

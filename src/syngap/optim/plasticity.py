@@ -38,13 +38,12 @@ def plasticity(
         A tensor like `importance` with values in [ε, 1 + ε], and 1 - τ + ε where F = μ.
 
     Examples:
-        >>> mask = plasticity(torch.tensor([0.0, 1.0, 1e30]), 1.0, consolidation=0.5, ambient=0.0)
-        >>> [round(value, 6) for value in mask.tolist()]
+        >>> gate = plasticity(torch.tensor([0.0, 1.0, 1e30]), 1.0, consolidation=0.5, ambient=0.0)
+        >>> [round(value, 6) for value in gate.tolist()]
         [1.0, 0.5, 0.0]
     """
-    damping, slope = damping_and_slope(mean, consolidation, damping)
-    mask = _wide(importance).add(damping).mul_(2.0 * slope).sigmoid_().mul_(2.0).add_(ambient)
-    return mask.to(importance.dtype)
+    damping, slope = damping_and_slope(mean, consolidation, damping, bounded=True)
+    return mask(importance, slope, damping, ambient, bounded=True)
 
 
 def linear_plasticity(
@@ -61,21 +60,36 @@ def linear_plasticity(
     compared with, not to be used.
 
     Examples:
-        >>> mask = linear_plasticity(torch.tensor([0.0, 40.0]), 1.0, damping=0.0, ambient=0.0)
-        >>> [round(value, 4) for value in mask.tolist()]
+        >>> gate = linear_plasticity(torch.tensor([0.0, 40.0]), 1.0, damping=0.0, ambient=0.0)
+        >>> [round(value, 4) for value in gate.tolist()]
         [1.0, -3.0134]
     """
-    damping, slope = damping_and_slope(mean, consolidation, damping)
-    mask = _wide(importance).add(damping).mul_(slope).add_(1.0 + ambient)
-    return mask.to(importance.dtype)
+    damping, slope = damping_and_slope(mean, consolidation, damping, bounded=False)
+    return mask(importance, slope, damping, ambient, bounded=False)
 
 
 def damping_and_slope(
-    mean: Tensor | float, consolidation: float, damping: float
+    mean: Tensor | float, consolidation: float, damping: float, bounded: bool
 ) -> tuple[float, Tensor | float]:
-    """Return λ, raised where it is too small to divide by, and -c."""
+    """Return λ, raised where it is too small to divide by, and what F + λ is multiplied with.
+
+    These are few numbers a step, while `mask` runs over all of importance.
+    """
     damping = max(damping, _SMALLEST_DAMPING)
-    return damping, -math.atanh(consolidation) / (mean + damping)
+    factor = -2.0 if bounded else -1.0
+    return damping, factor * math.atanh(consolidation) / (mean + damping)
+
+
+def mask(
+    importance: Tensor, slope: Tensor | float, damping: float, ambient: float, bounded: bool
+) -> Tensor:
+    """Return Ω, given what `damping_and_slope` returned."""
+    argument = _wide(importance).add(damping).mul_(slope)
+    if bounded:
+        argument.sigmoid_().mul_(2.0).add_(ambient)
+    else:
+        argument.add_(1.0 + ambient)
+    return argument.to(importance.dtype)
 
 
 def _wide(tensor: Tensor) -> Tensor:

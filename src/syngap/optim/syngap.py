@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,12 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from syngap.optim import distributed
 from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.estimator import Estimator, EstimatorName
+from syngap.optim.means import Means
 from syngap.optim.observation import Observation, accumulator, merged
 from syngap.optim.options import check_options, check_own_options, check_params
+from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
 from syngap.optim.summary import describe, thinned
-from syngap.optim.update import Work, fold, gate, update
+from syngap.optim.update import Work, fold, update
 
 __all__ = ["SynGAP"]
 
@@ -108,6 +110,7 @@ class SynGAP(Optimizer):
     """
 
     _observation: Observation | None
+    _means: Means | None  # follows the states, so copies and pickles leave it out
 
     def __init__(
         self,
@@ -262,7 +265,7 @@ class SynGAP(Optimizer):
         network = self._network_mean()
         return self._by_name(
             [
-                gate(self._importance_of(param), self._mean_for(group, param, network), group)
+                _mask(self._importance_of(param), self._mean_for(group, param, network), group)
                 for group in self.param_groups
                 for param in group["params"]
             ]
@@ -287,7 +290,7 @@ class SynGAP(Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 some = thinned(distributed.local(self._importance_of(param)))
-                mask = gate(some, self._mean_for(group, param, network), group).to(network)
+                mask = _mask(some, self._mean_for(group, param, network), group).to(network)
                 values[f"importance/{names[param]}/mean"] = self._mean_of(param)
                 values |= describe(f"plasticity/{names[param]}", [(mask, param.numel())])
                 if param.requires_grad:
@@ -351,7 +354,7 @@ class SynGAP(Optimizer):
             raise ValueError("consolidate needs at least one batch with a finite importance")
         with torch.no_grad():
             self._advance_means(seen, keep=0.0)
-            for work in self._lay_out(seen, keep=0.0):
+            for work in self._lay_out(seen, self._network_mean(), keep=0.0):
                 fold(work)
         self._has_observed = True
 
@@ -432,6 +435,11 @@ class SynGAP(Optimizer):
         own = ("_estimator", "_every", "_observation", "_has_observed", "_warned")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what `__getstate__` gave."""
+        super().__setstate__(state)
+        self._means = None
+
     # Inside.
 
     def _configure(self, estimator: Estimator, every: int) -> None:
@@ -440,6 +448,7 @@ class SynGAP(Optimizer):
         self._estimator = estimator
         self._every = every
         self._observation = None
+        self._means = None
         self._has_observed = False
         self._warned: set[str] = set()
 
@@ -506,9 +515,10 @@ class SynGAP(Optimizer):
                 "call observe(logits) after zero_grad() and before loss.backward(), or "
                 "consolidate() once before training",
             )
-        works = self._lay_out(seen)
+        network = self._network_mean()
+        works = self._lay_out(seen, network)
         if seen is not None:
-            self._warn_if_damped()
+            self._warn_if_damped(network)
         for group in self.param_groups:
             group["steps"] += 1
         self._estimator.record(self._is_due())
@@ -516,23 +526,27 @@ class SynGAP(Optimizer):
 
     def _advance_means(self, seen: Observation, keep: float | None = None) -> None:
         """Let each tensor's mean importance follow the average that its importance follows."""
+        means, first = self._current_means(), 0
         for group in self.param_groups:
-            params = [param for param in group["params"] if param.requires_grad]
-            if not params:
-                continue
-            share = group["retention"] ** self._every if keep is None else keep
-            torch._foreach_mul_([self._state_of(param)["mean"] for param in params], share)
-            known = [param for param in params if param in seen.means]
-            if known:
-                torch._foreach_add_(
-                    [self.state[param]["mean"] for param in known],
-                    [seen.means[param] for param in known],
-                    alpha=1.0 - share,
-                )
+            observed = [seen.means.get(p) for p in group["params"] if p.requires_grad]
+            if observed:
+                means.advance(first, observed, self._keep(group) if keep is None else keep)
+            first += len(observed)
 
-    def _lay_out(self, seen: Observation | None, keep: float | None = None) -> list[Work]:
+    def _current_means(self) -> Means:
+        params = self._trainable()
+        states = [self._state_of(param) for param in params]
+        if self._means is None or not self._means.fits(states):
+            self._means = Means(params, states)
+        return self._means
+
+    def _keep(self, group: dict[str, Any]) -> float:
+        return float(group["retention"] ** self._every)
+
+    def _lay_out(
+        self, seen: Observation | None, network: Tensor, keep: float | None = None
+    ) -> list[Work]:
         works = []
-        network = self._network_mean()
         for group in self.param_groups:
             alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for param in group["params"]:
@@ -540,9 +554,13 @@ class SynGAP(Optimizer):
                     alike.setdefault((param.device, param.dtype), []).append(param)
             for (device, _), params in alike.items():
                 states = [self._state_of(param) for param in params]
-                work = Work(group, network.to(device))
+                mean = network.to(device)
                 if group["scope"] == "tensor":
-                    work.mean = torch.stack([state["mean"] for state in states])
+                    mean = torch.stack([state["mean"] for state in states]).to(device)
+                damping, slope = damping_and_slope(
+                    mean, group["consolidation"], group["damping"], group["bounded"]
+                )
+                work = Work(group, cast(Tensor, slope), damping)
                 work.params = [distributed.local(param) for param in params]
                 work.grads = [
                     None if param.grad is None else distributed.local(param.grad)
@@ -550,16 +568,11 @@ class SynGAP(Optimizer):
                 ]
                 work.importances = [distributed.local(state["importance"]) for state in states]
                 if self._keeps_momentum(group):
-                    work.buffers = [
-                        distributed.local(
-                            state.setdefault("momentum_buffer", torch.zeros_like(param))
-                        )
-                        for param, state in zip(params, states, strict=True)
-                    ]
+                    work.buffers = [distributed.local(self._buffer_of(param)) for param in params]
                 if seen is not None:
                     work.values = [seen.values.get(param) for param in params]
                     work.squared, work.weight = seen.squared, seen.weight
-                    work.keep = group["retention"] ** self._every if keep is None else keep
+                    work.keep = self._keep(group) if keep is None else keep
                 works.append(work)
         return works
 
@@ -576,6 +589,13 @@ class SynGAP(Optimizer):
             state["mean"] = torch.zeros((), dtype=dtype, device=param.device)
         return state
 
+    def _buffer_of(self, param: Tensor) -> Tensor:
+        state = self.state[param]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer
+
     def _importance_of(self, param: Tensor) -> Tensor:
         importance: Tensor | None = self.state.get(param, {}).get("importance")
         if importance is None:
@@ -589,28 +609,19 @@ class SynGAP(Optimizer):
         return mean
 
     def _network_mean(self) -> Tensor:
-        params = self._trainable()
-        if not params:
-            return torch.zeros(())
-        total = sum(param.numel() for param in params)
-        shares = torch._foreach_mul(
-            [self._mean_of(param) for param in params],
-            [param.numel() / total for param in params],
-        )
-        kind = max((share.dtype for share in shares), key=lambda dtype: dtype.itemsize)
-        return torch.stack([share.to(shares[0].device, kind) for share in shares]).sum()
+        return self._current_means().network() if self._trainable() else torch.zeros(())
 
     def _mean_for(self, group: dict[str, Any], param: Tensor, network: Tensor) -> Tensor:
         return self._mean_of(param) if group["scope"] == "tensor" else network.to(param.device)
 
-    def _warn_if_damped(self) -> None:
+    def _warn_if_damped(self, network: Tensor) -> None:
         refreshes = self._steps() // self._every + 1
-        waits = self._trainable()[0].device.type != "cpu"
+        waits = network.device.type != "cpu"
         if "damped" in self._warned or self._is_capturable():
             return
         if waits and refreshes & (refreshes - 1):
             return  # reading the mean from a device is not free: at refreshes 1, 2, 4, 8, ...
-        mean = self._network_mean().item()
+        mean = network.item()
         damping = max(group["damping"] for group in self.param_groups)
         if damping > _MUCH_LARGER * mean:
             self._warn(
@@ -643,6 +654,12 @@ class SynGAP(Optimizer):
                     )
             matched[param] = state
         return matched
+
+
+def _mask(importance: Tensor, mean: Tensor, group: dict[str, Any]) -> Tensor:
+    function = plasticity if group["bounded"] else linear_plasticity
+    options = {name: group[name] for name in ("consolidation", "damping", "ambient")}
+    return function(importance, mean, **options)
 
 
 def _padded(value: Any, old: Tensor, new: Tensor) -> Any:

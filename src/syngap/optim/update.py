@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
+from syngap.optim.plasticity import mask
 
-__all__ = ["Work", "fold", "gate", "update"]
+__all__ = ["Work", "fold", "masks", "update"]
 
 
 @dataclass
@@ -22,7 +23,8 @@ class Work:
         params: the parameters (their local parts, where they are sharded).
         grads: their gradients, None where there is none.
         importances: F, updated in place.
-        mean: μ that importance is measured against: one, or one a parameter.
+        slope: what F + damping is multiplied with: one number, or one a parameter.
+        damping: λ as the mask takes it.
         buffers: momentum, updated in place; empty without momentum.
         values: what was observed, None where a parameter took no part; empty without observation.
         squared: whether `values` are squares.
@@ -31,7 +33,8 @@ class Work:
     """
 
     options: dict[str, Any]
-    mean: Tensor
+    slope: Tensor
+    damping: float
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
     importances: list[Tensor] = field(default_factory=list)
@@ -42,15 +45,17 @@ class Work:
     keep: float = 1.0
 
 
-def gate(importance: Tensor, mean: Tensor, options: dict[str, Any]) -> Tensor:
-    """Return the mask Ω under a group's options."""
-    function = plasticity if options["bounded"] else linear_plasticity
-    return function(
-        importance,
-        mean,
-        consolidation=options["consolidation"],
-        damping=options["damping"],
-        ambient=options["ambient"],
+def masks(work: Work) -> Iterator[Tensor]:
+    """Yield the mask Ω of each parameter, one in memory at a time."""
+    for index in range(len(work.params)):
+        yield _mask(work, index)
+
+
+def _mask(work: Work, index: int) -> Tensor:
+    options = work.options
+    slope = work.slope[index] if work.slope.dim() else work.slope
+    return mask(
+        work.importances[index], slope, work.damping, options["ambient"], options["bounded"]
     )
 
 
@@ -93,8 +98,7 @@ def _update_each(work: Work) -> None:
             grad = grad.add(param, alpha=options["weight_decay"])
         if options["momentum"]:
             grad = work.buffers[index].mul_(options["momentum"]).add_(grad)
-        mean = work.mean[index] if work.mean.dim() else work.mean
-        masked = gate(importance, mean, options).mul_(grad)
+        masked = _mask(work, index).mul_(grad)
         if isinstance(lr, Tensor):
             param.sub_(masked.mul_(lr))
         else:
@@ -111,7 +115,6 @@ def _update_lists(work: Work) -> None:
         return
     params = [work.params[index] for index in has_grad]
     grads = [grad for grad in work.grads if grad is not None]
-    importances = [work.importances[index] for index in has_grad]
     if options["maximize"]:
         grads = list(torch._foreach_neg(grads))
     if options["weight_decay"]:
@@ -122,36 +125,31 @@ def _update_lists(work: Work) -> None:
         torch._foreach_add_(buffers, grads)
         grads = buffers
 
-    masks = _gate_lists(importances, work.mean, has_grad, options)
-    torch._foreach_mul_(masks, grads)
+    masked = _mask_lists(work, has_grad)
+    torch._foreach_mul_(masked, grads)
     if isinstance(lr, Tensor):
-        torch._foreach_mul_(masks, lr)
-        torch._foreach_sub_(params, masks)
+        torch._foreach_mul_(masked, lr)
+        torch._foreach_sub_(params, masked)
     else:
-        torch._foreach_add_(params, masks, alpha=-lr)
+        torch._foreach_add_(params, masked, alpha=-lr)
 
 
-def _gate_lists(
-    importances: list[Tensor], mean: Tensor, indices: list[int], options: dict[str, Any]
-) -> tuple[Tensor, ...]:
-    """Return `gate` of the importances with these indices, in the same order of operations."""
-    damping, slope = damping_and_slope(mean, options["consolidation"], options["damping"])
-    assert isinstance(slope, Tensor)
-    if options["bounded"]:
-        slope = 2.0 * slope
-    masks = torch._foreach_add(importances, damping)
-    if slope.dim():
-        slopes = slope.unbind()
-        torch._foreach_mul_(masks, [slopes[index] for index in indices])
+def _mask_lists(work: Work, indices: list[int]) -> tuple[Tensor, ...]:
+    """Return `_mask` of each of these, by the same operations in the same order."""
+    options = work.options
+    found = torch._foreach_add([work.importances[index] for index in indices], work.damping)
+    if work.slope.dim():
+        slopes = work.slope.unbind()
+        torch._foreach_mul_(found, [slopes[index] for index in indices])
     else:
-        torch._foreach_mul_(masks, slope)
+        torch._foreach_mul_(found, work.slope)
     if options["bounded"]:
-        torch._foreach_sigmoid_(masks)
-        torch._foreach_mul_(masks, 2.0)
-        torch._foreach_add_(masks, options["ambient"])
+        torch._foreach_sigmoid_(found)
+        torch._foreach_mul_(found, 2.0)
+        torch._foreach_add_(found, options["ambient"])
     else:
-        torch._foreach_add_(masks, 1.0 + options["ambient"])
-    return masks
+        torch._foreach_add_(found, 1.0 + options["ambient"])
+    return found
 
 
 def _fold_lists(work: Work) -> None:

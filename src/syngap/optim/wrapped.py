@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from syngap.optim.estimator import Estimator
 from syngap.optim.options import check_options, check_params
 from syngap.optim.syngap import SynGAP
-from syngap.optim.update import Work, fold, gate
+from syngap.optim.update import Work, fold, masks
 
 __all__ = ["WrappedSynGAP"]
 
@@ -120,9 +120,10 @@ def _is_plain_descent(base: Optimizer, work: Work) -> bool:
 def _mask_gradients(work: Work) -> Callable[[], None]:
     """Mask the gradients now; give them back afterwards."""
     held = []
-    for importance, mean, _, grad in _moving(work):
-        held.append((grad, grad.clone()))
-        grad.mul_(gate(importance, mean, work.options))
+    for grad, mask in zip(work.grads, masks(work), strict=True):
+        if grad is not None:
+            held.append((grad, grad.clone()))
+            grad.mul_(mask)
 
     def finish() -> None:
         for grad, original in held:
@@ -133,17 +134,10 @@ def _mask_gradients(work: Work) -> Callable[[], None]:
 
 def _mask_update(work: Work) -> Callable[[], None]:
     """Note where the parameters are; afterwards mask the way they went."""
-    held = [(param, param.clone()) for _, _, param, _ in _moving(work)]
+    held = [param.clone() for param in work.params]
 
     def finish() -> None:
-        for (param, old), (importance, mean, _, _) in zip(held, _moving(work), strict=True):
-            param.sub_(old).mul_(gate(importance, mean, work.options)).add_(old)
+        for param, old, mask in zip(work.params, held, masks(work), strict=True):
+            param.sub_(old).mul_(mask).add_(old)
 
     return finish
-
-
-def _moving(work: Work) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Importance, mean, parameter and gradient, of those that have one."""
-    means = work.mean.unbind() if work.mean.dim() else [work.mean] * len(work.params)
-    rows = zip(work.importances, means, work.params, work.grads, strict=True)
-    return [(importance, mean, p, grad) for importance, mean, p, grad in rows if grad is not None]

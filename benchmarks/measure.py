@@ -1,0 +1,91 @@
+"""Timing in turns, peak memory, and tables, for every benchmark alike."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+
+def in_turns(cases: Mapping[str, Callable[[], float | None]], rounds: int) -> dict[str, float]:
+    """Return each case's median seconds over `rounds` in which every case has its turn.
+
+    Turns spread the machine's moods evenly over the cases, so that ratios hold even where absolute
+    times drift. A case may return the seconds that count; otherwise its whole call does.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(-1, rounds):  # the first round warms up
+        for name, case in cases.items():
+            progress(f"round {max(number, 0)}/{rounds}  {name}")
+            start = time.perf_counter()
+            counted = case()
+            elapsed = time.perf_counter() - start
+            if number >= 0:
+                seconds[name].append(elapsed if counted is None else counted)
+    progress("")
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_memory(case: Callable[[], object]) -> float | None:
+    """Return how many bytes of memory `case` needs at its peak, None where that is not known.
+
+    Call it in a process started with `tight_malloc()`, so that freed tensors go back at once.
+    """
+    reset = Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    case()
+    gc.collect()
+    reset.write_text("5")  # sets the peak to what is used now
+    before = _status("VmRSS")
+    case()
+    return _status("VmHWM") - before
+
+
+def tight_malloc() -> dict[str, str]:
+    """Return an environment in which the C library gives every large block back to the system."""
+    return os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+def _status(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return 1024.0 * float(line.split()[1])
+    raise KeyError(field)
+
+
+def progress(text: str) -> None:
+    """Show where a long measurement is, on a terminal or as nothing in a log."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a Markdown table with its columns lined up."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: list[str]) -> str:
+        first, *rest = cells
+        aligned = [first.ljust(widths[0])]
+        aligned += [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        return "| " + " | ".join(aligned) + " |"
+
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    print(f"\n{title}\n", line(header), line(rule), *map(line, rows), sep="\n", flush=True)
+
+
+def machine() -> str:
+    """Return what the numbers were measured on."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        name = models[0].split(":")[1].strip() if models else name
+    return f"{name}, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
