@@ -33,8 +33,8 @@ def base(model: nn.Module, batch: int) -> Case:
     x, y = data(batch)
 
     def run() -> None:
-        model.zero_grad()
         functional.cross_entropy(model(x), y).backward()
+        model.zero_grad()
 
     return run
 
@@ -46,9 +46,9 @@ def syngap(model: nn.Module, batch: int, estimator: str) -> Case:
     def run() -> None:
         logits = model(x)
         loss = functional.cross_entropy(logits, y)
-        optimizer.zero_grad()
         optimizer.observe(logits)
         loss.backward()
+        optimizer.zero_grad()  # gradients and observation, so that nothing is left of a run
 
     return run
 
@@ -67,12 +67,12 @@ def vmap(model: nn.Module, batch: int) -> Case:
 
     def run() -> None:
         model.train()
-        model.zero_grad()
         logits = model(x)
         functional.cross_entropy(logits, y).backward()
         labels = torch.distributions.Categorical(logits=logits.detach()).sample()
         model.eval()  # vmap has no train-mode BatchNorm
         {name: g.square().mean(0) for name, g in gradients(params, x, labels).items()}
+        model.zero_grad()
 
     return run
 
@@ -89,20 +89,22 @@ def backpack(model: nn.Module, batch: int) -> Case:
 
     def run() -> None:
         extended.train()
-        extended.zero_grad()
         functional.cross_entropy(extended(x), y).backward()
         extended.eval()  # nor has BackPACK
         logits = extended(x)
         labels = torch.distributions.Categorical(logits=logits.detach()).sample()
         with extending(SumGradSquared()):
             loss(logits, labels).backward()
+        extended.zero_grad()
+        for param in extended.parameters():
+            del param.sum_grad_squared
 
     return run
 
 
 def nngeometry(model: nn.Module, batch: int) -> Case:
     """nngeometry's diagonal Fisher, on labels drawn from the model."""
-    from nngeometry.metrics import FIM_MonteCarlo1
+    from nngeometry.metrics import FIM_MonteCarlo
     from nngeometry.object import PMatDiag
 
     x, y = data(batch)
@@ -110,10 +112,10 @@ def nngeometry(model: nn.Module, batch: int) -> Case:
 
     def run() -> None:
         model.train()
-        model.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         model.eval()
-        FIM_MonteCarlo1(model=model, loader=loader, representation=PMatDiag)
+        FIM_MonteCarlo(model=model, loader=loader, representation=PMatDiag, trials=1)
+        model.zero_grad()
 
     return run
 
@@ -144,11 +146,12 @@ def make(network: str, case: str, batch: int) -> Case | None:
 def memory(network: str, case: str, batch: int) -> float | None:
     """Return the peak megabytes of a case, measured in a process of its own."""
     command = [sys.executable, __file__, "--memory", network, case, "--batch", str(batch)]
-    done = subprocess.run(
-        command, env=tight_malloc(), capture_output=True, text=True, check=False
-    )
-    last = done.stdout.strip().splitlines()[-1:]
-    return float(last[0]) if done.returncode == 0 and last and last[0] != "None" else None
+    done = subprocess.run(command, env=tight_malloc(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"memory of {case} is unknown: {done.stderr.strip().splitlines()[-1:]}")
+        return None
+    last = done.stdout.strip().splitlines()[-1]
+    return None if last == "None" else float(last)
 
 
 def main() -> None:

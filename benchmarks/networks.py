@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 class _Block(nn.Module):
@@ -13,6 +12,7 @@ class _Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
+        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
         self.shortcut = nn.Sequential()
         if stride != 1 or channels_in != channels:
             self.shortcut = nn.Sequential(
@@ -20,8 +20,8 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        out = functional.relu(self.norm1(self.conv1(x)))
-        return functional.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
+        out = self.relu1(self.norm1(self.conv1(x)))
+        return self.relu2(self.norm2(self.conv2(out)) + self.shortcut(x))
 
 
 def resnet18(width: int = 64, classes: int = 100) -> nn.Module:

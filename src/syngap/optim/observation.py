@@ -57,17 +57,22 @@ class Observation:
 
     def is_finite(self) -> bool:
         """Whether every value is; a mean of squares is finite only if they are."""
-        means = list(self.means.values())
-        return bool(torch.stack([mean.to(means[0]) for mean in means]).isfinite().all())
+        return bool(self._stacked_means().isfinite().all())
 
     def without_overflow(self) -> Observation:
         """Return the same with tensors that overflowed counted as zero, decided on the device."""
-        values, means = {}, {}
-        for param, mean in self.means.items():
-            finite = mean.isfinite()
-            values[param] = torch.where(finite, self.values[param], 0.0)
-            means[param] = torch.where(finite, mean, 0.0)
+        stacked = self._stacked_means()
+        finite = stacked.isfinite()
+        values = {
+            param: torch.where(flag, value, 0.0)
+            for flag, (param, value) in zip(finite.unbind(), self.values.items(), strict=True)
+        }
+        means = dict(zip(values, stacked.where(finite, 0.0).unbind(), strict=True))
         return Observation(values, means, self.count, self.squared, self.weight)
+
+    def _stacked_means(self) -> Tensor:
+        first = next(iter(self.means.values()))
+        return torch.stack([mean.to(first) for mean in self.means.values()])
 
 
 def merged(earlier: Observation | None, later: Observation | None) -> Observation | None:
@@ -78,13 +83,19 @@ def merged(earlier: Observation | None, later: Observation | None) -> Observatio
     values: dict[Tensor, Tensor] = {}
     means: dict[Tensor, Tensor] = {}
     for part in (earlier, later):
-        share = part.count / count
+        share = _share(part.count, count)
         for param, value in part.values.items():
             square = part.square(value) * share
             values[param] = values[param].add_(square) if param in values else square
             mean = part.means[param] * share
             means[param] = means[param] + mean if param in means else mean
     return Observation(values, means, count, squared=True)
+
+
+def _share(part: int | Tensor, whole: int | Tensor) -> float | Tensor:
+    if isinstance(whole, Tensor):  # a mask may leave out everything, and only the device knows
+        return torch.as_tensor(part, device=whole.device).double() / whole.clamp(min=1)
+    return part / whole
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

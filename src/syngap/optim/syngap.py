@@ -75,10 +75,12 @@ class SynGAP(Optimizer):
             (the paper), or each "tensor" by itself, which keeps layers from competing.
         estimator: "sampled" takes the square of the summed scores: one more backward pass,
             unbiased, noisy. "exact" squares sample by sample, for `model`'s Linear, Conv1d/2d,
-            BatchNorm, LayerNorm, GroupNorm and Embedding (others fall back to "sampled" and say
-            so); train-mode BatchNorm counts with its batch statistics held constant, and inputs
-            must have the batch first. "empirical" is "sampled" with the true labels given to
-            `observe`: neither unbiased nor independent of the batch size, for comparison only.
+            BatchNorm, LayerNorm, GroupNorm and Embedding (others take the square of their summed
+            score, and a warning names them). Train-mode BatchNorm counts with its batch statistics
+            held constant. Every module's input must have the batch first: another order goes
+            unnoticed where it has the same length. "empirical" is "sampled" with the true labels
+            given to `observe`: neither unbiased nor independent of the batch size, for comparison
+            only.
         every: refresh importance at each k-th step, with retention**k; `observe` costs nothing at
             the others.
         bounded: False replaces tanh by its argument (the paper's "unbounded linear" ablation).

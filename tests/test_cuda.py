@@ -1,0 +1,228 @@
+"""What only an accelerator can show; skipped without one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from syngap import SynGAP
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.Flatten(),
+        nn.Linear(16 * 16, 10),
+    ).cuda()
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(16, 3, 8, 8, generator=generator).cuda(),
+            torch.randint(10, (16,), generator=generator).cuda(),
+        )
+        for _ in range(count)
+    ]
+
+
+def train_step(model: nn.Module, optimizer: SynGAP, x: Tensor, y: Tensor, bf16: bool) -> None:
+    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+        logits = model(x)
+        loss = functional.cross_entropy(logits, y)
+    optimizer.zero_grad()
+    optimizer.observe(logits)
+    loss.backward()
+    optimizer.step()
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+CASES = {
+    "plain": {},
+    "tensor scope": {"scope": "tensor"},
+    "momentum": {"momentum": 0.9, "weight_decay": 1e-3},
+    "exact": {"estimator": "exact"},
+    "single tensor": {"foreach": False},
+}
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
+def test_captured_step_equals_eager(options: dict[str, object], bf16: bool) -> None:
+    data = batches(20)
+    results = []
+    for capture in (False, True):
+        model = network()
+        rate = torch.tensor(0.05, device="cuda")
+        optimizer = SynGAP(model.parameters(), lr=rate, capturable=True, model=model, **options)
+        x, y = data[0][0].clone(), data[0][1].clone()
+
+        def step(m=model, o=optimizer, x=x, y=y) -> None:  # type: ignore[no-untyped-def]
+            train_step(m, o, x, y, bf16)
+
+        before = copy.deepcopy(model.state_dict())
+        if capture:
+            replay = captured(step)
+        else:
+            step()
+            replay = step
+        with torch.no_grad():  # warming up trained: begin both runs from the same place
+            for name, value in model.state_dict().items():
+                value.copy_(before[name])
+            for state in optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+            torch.cuda.manual_seed(7)
+        for new_x, new_y in data:
+            x.copy_(new_x)
+            y.copy_(new_y)
+            replay()
+        rate.fill_(0.01)  # a scheduler reaches a captured step through the tensor
+        replay()
+        results.append((model.state_dict(), optimizer.importance()))
+    tolerance = 2e-2 if bf16 else 1e-4
+    for eager, graph in zip(*results, strict=True):
+        for name in eager:
+            torch.testing.assert_close(graph[name], eager[name], rtol=tolerance, atol=tolerance)
+    assert any(value.abs().max() > 0 for value in results[1][1].values())
+
+
+def test_device_agrees_with_cpu() -> None:
+    """Same labels, same trajectory, for each estimator."""
+    for estimator in ("sampled", "exact"):
+        runs = []
+        for device in ("cpu", "cuda"):
+            model = network().to(device).double()
+            optimizer = SynGAP(
+                model.parameters(), lr=0.05, estimator=estimator, model=model, retention=0.9
+            )
+            for x, y in batches(10):
+                logits = model(x.to(device).double())
+                drawn = torch.distributions.Categorical(logits=logits)
+                labels = y.to(device)
+                drawn.sample = lambda labels=labels: labels  # type: ignore[method-assign]
+                optimizer.zero_grad()
+                optimizer.observe(drawn)
+                functional.cross_entropy(logits, labels).backward()
+                optimizer.step()
+            runs.append([param.detach().cpu() for param in model.parameters()])
+        for on_cpu, on_device in zip(*runs, strict=True):
+            torch.testing.assert_close(on_device, on_cpu, rtol=1e-9, atol=1e-9)
+
+
+def test_foreach_equals_single_tensor() -> None:
+    for options in ({}, {"scope": "tensor"}, {"bounded": False, "consolidation": 0.01}):
+        runs = []
+        for foreach in (True, False):
+            model = network()
+            generator = torch.Generator("cuda").manual_seed(3)
+            optimizer = SynGAP(
+                model.parameters(),
+                lr=0.05,
+                momentum=0.5,
+                weight_decay=1e-3,
+                foreach=foreach,
+                generator=generator,
+                **options,
+            )
+            torch.backends.cudnn.deterministic = True
+            for x, y in batches(5):
+                train_step(model, optimizer, x, y, bf16=False)
+            runs.append([param.detach() for param in model.parameters()])
+        for lists, single in zip(*runs, strict=True):
+            torch.testing.assert_close(lists, single, rtol=1e-5, atol=1e-6)
+
+
+def test_state_moves_between_devices() -> None:
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=0.05, momentum=0.9)
+    for x, y in batches(3):
+        train_step(model, optimizer, x, y, bf16=False)
+    on_cpu = copy.deepcopy(model).cpu()
+    moved = SynGAP(on_cpu.parameters(), lr=0.05, momentum=0.9)
+    moved.load_state_dict(optimizer.state_dict())
+    for original, there in zip(optimizer.importance(), moved.importance(), strict=True):
+        assert there.device.type == "cpu"
+        assert torch.equal(original.cpu(), there)
+    back = SynGAP(model.parameters(), lr=0.05, momentum=0.9)
+    back.load_state_dict(moved.state_dict())
+    for x, y in batches(2):
+        train_step(model, back, x, y, bf16=False)
+    assert all(param.isfinite().all() for param in model.parameters())
+
+
+def test_float16_with_scaler_skips_and_goes_on() -> None:
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40, growth_interval=1000)
+    skipped = 0
+    for x, y in batches(40):
+        with torch.autocast("cuda", torch.float16):
+            logits = model(x)
+            loss = functional.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        optimizer.observe(logits)
+        scaler.scale(loss).backward()
+        before = [value.clone() for value in optimizer.importance()]
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if scaler.get_scale() < scale:
+            skipped += 1
+            after = optimizer.importance()
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert 0 < skipped < 40
+    assert optimizer.summary()["importance/mean"] > 0
+    assert all(param.isfinite().all() for param in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_observe_never_waits_when_capturable() -> None:
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=0.05, capturable=True)
+    data = batches(4)
+    train_step(model, optimizer, *data[0], bf16=False)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for x, y in data[1:]:
+            train_step(model, optimizer, x, y, bf16=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_peak_memory_of_exact_is_bounded() -> None:
+    """Per-sample gradients are held in chunks, never for the whole batch."""
+    x = torch.randn(256, 8, 1024, device="cuda")
+    sequence = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 64)).cuda()
+    optimizer = SynGAP(sequence.parameters(), lr=0.05, estimator="exact", model=sequence)
+    logits = sequence(x)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    optimizer.observe(logits)
+    whole_batch = 256 * 1024 * 1024 * 4
+    assert torch.cuda.max_memory_allocated() - before < whole_batch / 2
