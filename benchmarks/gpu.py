@@ -20,22 +20,22 @@ from syngap import SynGAP
 Step = Callable[[], None]
 
 
-def make(name: str, batch: int) -> Step:
-    """Return a training step over fixed memory, ready to be captured."""
+def make(name: str, batch: int, capturable: bool) -> Step:
+    """Return a training step over fixed memory."""
     torch.manual_seed(0)
     model = resnet18().cuda().to(memory_format=torch.channels_last)
     x = torch.randn(batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     y = torch.randint(100, (batch,), device="cuda")
-    rate = torch.tensor(0.01, device="cuda")
+    rate = torch.tensor(0.01, device="cuda") if capturable else 0.01
     optimizer: torch.optim.Optimizer
     if name == "SGD":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     elif name == "Adam, fused":
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=capturable)
     else:
         estimator = "exact" if "exact" in name else "sampled"
         optimizer = SynGAP(
-            model.parameters(), lr=rate, capturable=True, estimator=estimator, model=model
+            model.parameters(), lr=rate, capturable=capturable, estimator=estimator, model=model
         )
 
     def step() -> None:
@@ -93,8 +93,8 @@ def main() -> None:
     names = ["SGD", "Adam, fused", "SynGAP", "SynGAP without observe", "SynGAP, exact"]
     measured = {}
     for name in names:
-        eager = milliseconds(make(name, args.batch), args.rounds, args.inner)
-        graph = milliseconds(captured(make(name, args.batch)), args.rounds, args.inner)
+        eager = milliseconds(make(name, args.batch, False), args.rounds, args.inner)
+        graph = milliseconds(captured(make(name, args.batch, True)), args.rounds, args.inner)
         measured[name] = (eager, graph)
     base = measured["SGD"]
     table(

@@ -12,17 +12,19 @@ from torch.distributions import Distribution
 
 
 class Mlp(nn.Module):
-    """Plain layers, and one that the forward pass leaves out: no score, no gradient."""
+    """Plain layers and two heads, of which one is out of use: no score, no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 6)
         self.second = nn.Linear(6, 5)
-        self.spare = nn.Linear(3, 2)
+        self.spare = nn.Linear(5, 3)
         self.head = nn.Linear(5, 3)
+        self.spare_in_use = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.second(torch.relu(self.first(x)))))
+        head = self.spare if self.spare_in_use else self.head
+        return head(torch.tanh(self.second(torch.relu(self.first(x)))))
 
 
 class ConvNet(nn.Module):
@@ -116,6 +118,9 @@ def sequences(rows: int, generator: torch.Generator) -> Tensor:
     return torch.randint(5, (rows, 3), generator=generator)
 
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+
+
 @dataclass(frozen=True)
 class Network:
     """How to make a network and its inputs, and which parameters have no per-sample score.
@@ -133,14 +138,14 @@ class Network:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.make()
-            # Norms start at exactly one and zero, where several mistakes cannot be seen.
             for layer in model.modules():
-                if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
+                # Norms start at exactly one and zero, where several mistakes cannot be seen.
+                if isinstance(layer, NORMS) and layer.weight is not None:
                     nn.init.uniform_(layer.weight, 0.5, 1.5)
                     nn.init.uniform_(layer.bias, -0.5, 0.5)
                 if isinstance(layer, nn.Embedding):
                     nn.init.normal_(layer.weight, std=0.5)
-        return model.train()
+        return model
 
 
 NETWORKS = {

@@ -31,10 +31,9 @@ def gradient(value: Tensor, model: nn.Module) -> Values:
     found = torch.autograd.grad(
         value, list(parameters.values()), retain_graph=True, allow_unused=True
     )
-    result = zeros(model)
-    for name, derivative in zip(parameters, found, strict=True):
-        if derivative is not None:
-            result[name] = derivative
+    result = {}
+    for (name, parameter), derivative in zip(parameters.items(), found, strict=True):
+        result[name] = torch.zeros_like(parameter) if derivative is None else derivative
     return result
 
 
@@ -57,6 +56,12 @@ def row_log_probability(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return total
 
 
+def batch_norms(model: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
+    """The layers through which a row's output depends on other rows."""
+    known = nn.BatchNorm1d | nn.BatchNorm2d
+    return [layer for layer in model.modules() if isinstance(layer, known) and layer.training]
+
+
 def with_statistics_held(model: nn.Module, x: Tensor) -> nn.Module:
     """A copy of the network in which the batch statistics of ``x`` are constants.
 
@@ -64,11 +69,10 @@ def with_statistics_held(model: nn.Module, x: Tensor) -> nn.Module:
     (biased) variance of what they see of ``x`` in train mode. So it gives for every row, taken
     alone, what the network gives for that row within the batch.
     """
-    held = copy.deepcopy(model)
-    norms = [m for m in held.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
-    norms = [norm for norm in norms if norm.training]
-    if not norms:
+    if not batch_norms(model):
         return model
+    held = copy.deepcopy(model)
+    norms = batch_norms(held)
     seen: dict[nn.Module, Tensor] = {}
 
     def remember(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -109,17 +113,23 @@ def sampled_diagonal(model: nn.Module, x: Tensor, labels: Tensor, mask: Tensor) 
     return {name: value**2 / count for name, value in total.items()}
 
 
-def exact_diagonal(model: nn.Module, x: Tensor, labels: Tensor, mask: Tensor) -> Values:
-    """Sum over rows of (score of the row)^2 / the number of predictions, statistics held."""
+def exact_diagonal(
+    model: nn.Module, x: Tensor, labels: Tensor, mask: Tensor, pooled: Collection[str] = ()
+) -> Values:
+    """Sum over rows of (score of the row)^2 / the number of predictions, statistics held.
+
+    For the parameters in ``pooled`` it is (sum over rows of the score)^2 instead.
+    """
     held = with_statistics_held(model, x)
-    total = zeros(model)
+    total, squares = zeros(model), zeros(model)
     for row in range(len(x)):
         logits = held(x[row : row + 1])[0]
         score = gradient(row_log_probability(logits, labels[row], mask[row]), held)
         for name in total:
-            total[name] = total[name] + score[name] ** 2
+            total[name] = total[name] + score[name]
+            squares[name] = squares[name] + score[name] ** 2
     count = int(mask.sum())
-    return {name: value / count for name, value in total.items()}
+    return {name: (total[name] ** 2 if name in pooled else squares[name]) / count for name in total}
 
 
 def diagonal(
@@ -130,14 +140,10 @@ def diagonal(
     mask: Tensor,
     pooled: Collection[str] = (),
 ) -> Values:
-    """The estimate by name; for the parameters in ``pooled`` always that of ``sampled``."""
-    result = sampled_diagonal(model, x, labels, mask)
+    """The estimate by name; "empirical" is that of "sampled", with other labels."""
     if estimator == "exact":
-        per_row = exact_diagonal(model, x, labels, mask)
-        for name in result:
-            if name not in pooled:
-                result[name] = per_row[name]
-    return result
+        return exact_diagonal(model, x, labels, mask, pooled)
+    return sampled_diagonal(model, x, labels, mask)
 
 
 Outcome = tuple[float, float, Tensor]  # a label, its probability, its log-probability

@@ -12,7 +12,10 @@ from torch.nn import functional
 
 from syngap import SynGAP
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # torch's own, on its threads
+]
 
 
 def network() -> nn.Module:

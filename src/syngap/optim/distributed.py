@@ -6,15 +6,23 @@ of the whole batch, as one process would have taken it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeAlias
+from itertools import islice
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
-from syngap.optim.importance import Prediction
+from syngap.optim.sharded import (
+    is_sharded,
+    local,
+    named_parameters,
+    sharded_scores,
+    sum_over_shards,
+)
 
 __all__ = [
     "Group",
@@ -22,14 +30,15 @@ __all__ = [
     "independent_draws",
     "is_sharded",
     "local",
-    "reduce_sum",
+    "named_parameters",
+    "not_a_first_backward",
     "reduced",
     "sharded_scores",
     "sum_over_shards",
     "total",
 ]
 
-_PLAIN = (Tensor, nn.Parameter)  # the usual case, at a tenth of the cost of a missing attribute
+_FAR_BELOW = 64  # nodes between a model's output and what is made of it: a log-softmax, a slice
 Group: TypeAlias = "dist.ProcessGroup | Literal['auto'] | None"
 
 
@@ -38,19 +47,13 @@ def find_group(choice: Group, model: nn.Module | None) -> dist.ProcessGroup | No
     if choice is None or not dist.is_available() or not dist.is_initialized():
         return None
     group: dist.ProcessGroup | None
-    if isinstance(choice, str):
-        group = getattr(model, "process_group", None) or dist.group.WORLD
-    else:
+    if not isinstance(choice, str):
         group = choice
+    elif isinstance(model, nn.parallel.DistributedDataParallel):
+        group = model.process_group
+    else:
+        group = dist.group.WORLD
     return group if dist.get_world_size(group) > 1 else None
-
-
-def reduce_sum(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Sum each tensor over the group, in place."""
-    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-    for work in works:
-        if work is not None:
-            work.wait()
 
 
 def total(count: int | Tensor, device: torch.device, group: dist.ProcessGroup) -> Tensor:
@@ -60,60 +63,53 @@ def total(count: int | Tensor, device: torch.device, group: dist.ProcessGroup) -
     return summed
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds only a part of the tensor (FSDP2, tensor parallelism)."""
-    return type(tensor) not in _PLAIN and hasattr(tensor, "device_mesh")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds, sharing its memory."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
 def reduced(
-    values: list[Tensor | None], params: Sequence[Tensor], group: dist.ProcessGroup
+    values: Sequence[Tensor | None], params: Sequence[Tensor], group: dist.ProcessGroup
 ) -> list[Tensor | None]:
-    """Sum values over the group; one that took no part here may have taken part elsewhere."""
-    present = [
-        torch.zeros_like(param) if value is None else value.contiguous()
-        for param, value in zip(params, values, strict=True)
-    ]
-    reduce_sum(present, group)
-    return list(present)
+    """Sum values over the group; one that took no part here may have taken part elsewhere.
 
-
-def sharded_scores(
-    prediction: Prediction, params: Sequence[Tensor], group: dist.ProcessGroup
-) -> list[Tensor | None]:
-    """Return the scores of FSDP2 parameters, summed over processes and sharded like them.
-
-    FSDP2 gathers parameters and scatters gradients inside `backward` and delivers to `.grad`
-    alone, so gradients are set aside while it does the same for the scores. It averages over the
-    processes of a parameter's mesh; the sum is taken back.
+    In full precision, so that the type does not depend on who took part. Sharded parameters are
+    left out: theirs are sums already.
     """
-    held = [param.grad for param in params]
+    result = list(values)
+    summed: dict[int, Tensor] = {}
+    for index, (param, value) in enumerate(zip(params, values, strict=True)):
+        if is_sharded(param):
+            continue
+        kind = torch.float32 if param.dtype.itemsize < 4 else param.dtype
+        value = torch.zeros_like(param, dtype=kind) if value is None else value.to(kind)
+        value = value.contiguous()
+        if value.data_ptr() in summed:  # autograd gives both terms of a sum the same gradient
+            value = value.clone()
+        summed[value.data_ptr()] = result[index] = value
+    works = [dist.all_reduce(value, group=group, async_op=True) for value in summed.values()]
+    for work in works:
+        if work is not None:
+            work.wait()
+    return result
+
+
+@contextmanager
+def not_a_first_backward(output: Tensor) -> Iterator[None]:
+    """Keep DDP(static_graph=True) from taking this backward pass for the first of the loss.
+
+    At the end of the first one it finds out which gradients there are and synchronises them.
+    """
+    ddp: Any = None
+    if dist.is_available() and dist.is_initialized():
+        for node in islice(_below(output), _FAR_BELOW):
+            if node.name() == "_DDPSinkBackward":
+                ddp = node.ddp_weakref()  # type: ignore[attr-defined]
+                break
+    if ddp is None or not ddp.static_graph:
+        yield
+        return
+    done = ddp._static_graph_delay_allreduce_enqueued
+    ddp._static_graph_delay_allreduce_enqueued = True
     try:
-        for param in params:
-            param.grad = None
-        torch.autograd.backward(
-            prediction.output, prediction.cotangent * prediction.scale, retain_graph=True
-        )
-        scores: list[Tensor | None] = []
-        for param in params:
-            if param.grad is None:
-                scores.append(None)
-            elif is_sharded(param):
-                scores.append(local(param.grad).mul(param.device_mesh.size()))  # type: ignore[attr-defined]
-            else:
-                scores.append(param.grad)
-        whole = [
-            s for p, s in zip(params, scores, strict=True) if s is not None and not is_sharded(p)
-        ]
-        reduce_sum(whole, group)
-        return scores
+        yield
     finally:
-        for param, grad in zip(params, held, strict=True):
-            param.grad = grad
+        ddp._static_graph_delay_allreduce_enqueued = done
 
 
 @contextmanager
@@ -134,23 +130,20 @@ def independent_draws(
     seed = (int(drawn) + 0x9E3779B97F4A7C15 * dist.get_rank(group)) % 2**63
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)  # for distributions, which draw from the global generators
+        # For distributions, which draw from the global generators; those of other devices stay.
+        torch.default_generator.manual_seed(seed)
+        for shared in devices:
+            torch.cuda.default_generators[shared.index].manual_seed(seed)
         yield torch.Generator(device).manual_seed(seed)
 
 
-def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
-    """Complete each parameter's sum, of which a process knows the share of its shard."""
-    alike: dict[tuple[object, object], list[int]] = {}
-    for index, param in enumerate(params):
-        if is_sharded(param):
-            key = (param.device_mesh, param.placements)  # type: ignore[attr-defined]
-            alike.setdefault(key, []).append(index)
-    sums = list(sums)
-    for (mesh, placements), indices in alike.items():
-        stacked = torch.stack([sums[index] for index in indices])
-        for dim, placement in enumerate(placements):  # type: ignore[var-annotated,arg-type]
-            if placement.is_shard():
-                dist.all_reduce(stacked, group=mesh.get_group(dim))  # type: ignore[attr-defined]
-        for index, value in zip(indices, stacked.unbind(), strict=True):
-            sums[index] = value
-    return sums
+def _below(output: Tensor) -> Iterator[Node]:
+    """The nodes of a graph, those near the output first."""
+    queue = [output.grad_fn] if output.grad_fn is not None else []
+    seen = set(queue)
+    for node in queue:
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)

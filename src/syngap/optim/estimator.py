@@ -77,7 +77,7 @@ class Estimator:
         model = self.model
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
-        return {param: name for name, param in model.named_parameters()}
+        return {param: name for name, param in distributed.named_parameters(model)}
 
     def estimate(
         self,
@@ -103,7 +103,7 @@ class Estimator:
             )
         if group is not None:
             read = read.pooled(distributed.total(read.count, params[0].device, group))
-        with torch.no_grad(), _explained():
+        with torch.no_grad(), _explained(), distributed.not_a_first_backward(read.output):
             take = self._squares if self.name == "exact" else self._scores
             observation = take(read, params, group)
         if not check:
@@ -120,13 +120,12 @@ class Estimator:
         self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
     ) -> Observation:
         if any(distributed.is_sharded(param) for param in params):
-            assert group is not None
             scores = distributed.sharded_scores(read, params, group)
         else:
             scores = score_sums(read, params)
-            _require_some(scores)
-            if group is not None:
-                scores = distributed.reduced(scores, params, group)
+        _require_some(scores)
+        if group is not None:
+            scores = distributed.reduced(scores, params, group)
         return Observation.of_scores(_known(params, scores), read.count, read.scale**-2)
 
     def _squares(
@@ -145,7 +144,8 @@ class Estimator:
             self._warn(
                 "estimator='exact' takes the one-backward estimate (unbiased, but noisier) for "
                 f"{', '.join(names[param] for param in fallback)}: shared, used other than by one "
-                "call of a known module, or with an input that does not have the batch first"
+                "call of a known module, with an input that does not have the batch first, or "
+                "in a forward pass that was observed before"
             )
         if group is not None:
             squares = distributed.reduced(squares, params, group)
@@ -158,7 +158,14 @@ class Estimator:
 
 
 def _known(params: list[Tensor], values: list[Tensor | None]) -> dict[Tensor, Tensor]:
-    return {p: value for p, value in zip(params, values, strict=True) if value is not None}
+    known = {p: value for p, value in zip(params, values, strict=True) if value is not None}
+    for param, value in known.items():
+        if value.layout != torch.strided:
+            raise RuntimeError(
+                f"SynGAP takes dense gradients, got {value.layout} for a parameter of shape "
+                f"{tuple(param.shape)}; use sparse=False"
+            )
+    return known
 
 
 def _require_some(values: list[Tensor | None]) -> None:

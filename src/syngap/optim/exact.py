@@ -86,6 +86,9 @@ def squared_scores(
     covered = graph.covered(wanted, prediction.rows)
     fallback = [param for param in graph.leaves if param in wanted and param not in covered]
 
+    if not covered and not fallback:
+        return [None] * len(params), []
+
     nodes = {covered[param] for param in covered}
     lowest = graph.lowest(nodes)
     squares: dict[Tensor, Tensor] = {}

@@ -123,6 +123,7 @@ def _read_logits(
             "for a single logit pass torch.distributions.Bernoulli(logits=...)"
         )
     _require_graph(logits)
+    _require_mask(mask, logits.shape[:-1])
     if check and not torch.isfinite(logits).all():
         raise ValueError(f"logits must be finite, got {_count_bad(logits)}")
     if targets is None:
@@ -160,11 +161,15 @@ def _read_distribution(
     with torch.enable_grad():
         values = distribution.sample() if targets is None else targets
         log_prob = distribution.log_prob(values)
+    if targets is not None and log_prob.shape != distribution.batch_shape:
+        shape = tuple(distribution.batch_shape + distribution.event_shape)
+        raise ValueError(f"targets must have shape {shape}, got {tuple(targets.shape)}")
     if log_prob.dim() < 1 or log_prob.numel() == 0:
         raise ValueError(
             f"the distribution needs a batch dimension, got batch_shape {tuple(log_prob.shape)}"
         )
     _require_graph(log_prob)
+    _require_mask(mask, log_prob.shape)
     if check and not torch.isfinite(log_prob).all():
         raise ValueError(f"log-probabilities must be finite, got {_count_bad(log_prob)}")
     ones = torch.ones_like(log_prob).unsqueeze(-1)
@@ -179,11 +184,6 @@ def _normalise(
     if mask is None:
         count = positions.numel()
         return cotangent.mul_(count**-0.5), count
-    if mask.dtype != torch.bool or mask.shape != positions:
-        raise ValueError(
-            f"mask must be boolean of shape {tuple(positions)}, "
-            f"got {mask.dtype} {tuple(mask.shape)}"
-        )
     cotangent.mul_(mask.unsqueeze(-1))
     if not check:
         kept = mask.sum()
@@ -199,6 +199,14 @@ def _require_graph(output: Tensor) -> None:
         raise RuntimeError(
             "observe needs a prediction that still has its graph, got one that requires no "
             "gradient; call it on the model's output outside torch.no_grad() and before detach()"
+        )
+
+
+def _require_mask(mask: Tensor | None, positions: torch.Size) -> None:
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != positions):
+        raise ValueError(
+            f"mask must be boolean of shape {tuple(positions)}, "
+            f"got {mask.dtype} {tuple(mask.shape)}"
         )
 
 

@@ -62,12 +62,12 @@ class Observation:
     def without_overflow(self) -> Observation:
         """Return the same with tensors that overflowed counted as zero, decided on the device."""
         stacked = self._stacked_means()
-        finite = stacked.isfinite()
+        finite, zero = stacked.isfinite(), stacked.new_zeros(())
         values = {
-            param: torch.where(flag, value, 0.0)
+            param: torch.where(flag, value, zero)
             for flag, (param, value) in zip(finite.unbind(), self.values.items(), strict=True)
         }
-        means = dict(zip(values, stacked.where(finite, 0.0).unbind(), strict=True))
+        means = dict(zip(values, stacked.where(finite, zero).unbind(), strict=True))
         return Observation(values, means, self.count, self.squared, self.weight)
 
     def _stacked_means(self) -> Tensor:

@@ -36,9 +36,10 @@ def check_options(options: dict[str, Any]) -> None:
 
 def check_own_options(options: dict[str, Any]) -> None:
     """Check what SynGAP has and a wrapped optimizer brings itself."""
-    for name in ("momentum", "weight_decay"):
-        if not 0.0 <= options[name] < math.inf:
-            raise ValueError(f"{name} must be ≥ 0, got {options[name]}")
+    if not 0.0 <= options["momentum"] < 1.0:
+        raise ValueError(f"momentum must be in [0, 1), got {options['momentum']}")
+    if not 0.0 <= options["weight_decay"] < math.inf:
+        raise ValueError(f"weight_decay must be ≥ 0, got {options['weight_decay']}")
     if options["foreach"] and options["differentiable"]:
         raise ValueError("foreach=True and differentiable=True exclude each other")
 

@@ -187,7 +187,8 @@ _RULES: dict[type[nn.Module], _Rule] = {
 def rule_of(module: nn.Module) -> _Rule | None:
     """The rule of a module, or None where its forward is not the one the rule was made for."""
     for known, rule in _RULES.items():
-        if isinstance(module, known) and type(module).forward is known.forward:
+        # The bound method, because some libraries put another forward on the instance.
+        if isinstance(module, known) and getattr(module.forward, "__func__", None) is known.forward:
             return rule
     return None
 
@@ -195,6 +196,8 @@ def rule_of(module: nn.Module) -> _Rule | None:
 def is_readable(call: Call, rows: int) -> bool:
     """Whether the noted input still has its value and has one entry a sample, samples first."""
     module, entered = call.module, call.entered
+    if rule_of(module) is None:  # its forward was replaced since it was hooked
+        return False
     if entered._version != call.version or entered.dim() < 1 or entered.shape[0] != rows:
         return False
     if isinstance(module, nn.Linear):

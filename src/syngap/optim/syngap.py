@@ -395,6 +395,20 @@ class SynGAP(Optimizer):
                 f"new must be at least as large as old in every dimension, "
                 f"got {tuple(new.shape)} for {tuple(old.shape)}"
             )
+        if any(param is new for param in self._params()):
+            raise ValueError(f"new {tuple(new.shape)} is already a parameter of this optimizer")
+        names = self._estimator.names()
+        if names is not None and new not in names:
+            raise ValueError(
+                f"new {tuple(new.shape)} is not a parameter of model; put it there before grow()"
+            )
+        for states in self._states():
+            for key, value in states.get(old, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != old.shape:
+                    raise ValueError(
+                        f"{key} has shape {tuple(value.shape)} for old {tuple(old.shape)}, and "
+                        "how that grows is not known"
+                    )
         params, index = place
         params[index] = new
         self._observation = None
@@ -416,18 +430,26 @@ class SynGAP(Optimizer):
         check_options(options)
         check_own_options(options)
         super().add_param_group(param_group)
-        check_params(self.param_groups[-1]["params"])
-        self._require_model_parameters()
+        self._check_last_group()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is."""
-        saved = self._match(state_dict)
-        super().load_state_dict(state_dict)
+        saved: dict[Tensor, dict[str, Any]] = {}
+        # As the last hook, because a hook may replace what is loaded.
+        match = self.register_load_state_dict_pre_hook(
+            lambda _, final: saved.update(self._match(final))
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            match.remove()
         for param, state in saved.items():
             for key in ("importance", "mean"):
                 if key in state:
-                    value = state[key].to(device=param.device, dtype=accumulator(param.dtype))
-                    self.state[param][key] = value.clone()
+                    value, dtype = state[key], accumulator(param.dtype)
+                    if key == "mean":  # kept in the widest type of the network
+                        dtype = torch.promote_types(dtype, value.dtype)
+                    self.state[param][key] = value.to(param.device, dtype, copy=True)
         self._observation = None
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
         self._estimator.record(self._is_due())
@@ -453,6 +475,14 @@ class SynGAP(Optimizer):
         self._means = None
         self._has_observed = False
         self._warned: set[str] = set()
+
+    def _check_last_group(self) -> None:
+        try:
+            check_params(self.param_groups[-1]["params"])
+            self._require_model_parameters()
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     def _require_model_parameters(self) -> None:
         names = self._estimator.names()
@@ -509,7 +539,8 @@ class SynGAP(Optimizer):
         seen, self._observation = self._observation, None
         if seen is not None:
             self._has_observed = True
-            self._advance_means(seen)
+            if self._trainable():
+                self._advance_means(seen)
         elif not self._has_observed:
             self._warn(
                 "never observed",
@@ -614,7 +645,8 @@ class SynGAP(Optimizer):
         return self._current_means().network() if self._trainable() else torch.zeros(())
 
     def _mean_for(self, group: dict[str, Any], param: Tensor, network: Tensor) -> Tensor:
-        return self._mean_of(param) if group["scope"] == "tensor" else network.to(param.device)
+        mean = self._mean_of(param) if group["scope"] == "tensor" else network
+        return mean.to(param.device)
 
     def _warn_if_damped(self, network: Tensor) -> None:
         refreshes = self._steps() // self._every + 1
@@ -625,7 +657,7 @@ class SynGAP(Optimizer):
             return  # reading the mean from a device is not free: at refreshes 1, 2, 4, 8, ...
         mean = network.item()
         damping = max(group["damping"] for group in self.param_groups)
-        if damping > _MUCH_LARGER * mean:
+        if 0.0 < mean < damping / _MUCH_LARGER:  # at zero no damping would help
             self._warn(
                 "damped",
                 f"damping {damping:g} is far above the mean importance {mean:g}, so every "
@@ -642,6 +674,13 @@ class SynGAP(Optimizer):
             raise ValueError(
                 f"the state_dict has parameter groups of {saved_sizes} parameters, "
                 f"this optimizer of {own_sizes}"
+            )
+        known = [key for key in self.defaults if key in own[0]]
+        missing = [key for key in known if any(key not in group for group in saved)]
+        if missing:
+            raise ValueError(
+                f"the state_dict is not one of {type(self).__name__}: its groups lack "
+                f"{', '.join(missing)}"
             )
         indices = [index for group in saved for index in group["params"]]
         matched = {}

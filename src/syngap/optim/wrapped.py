@@ -44,9 +44,10 @@ class WrappedSynGAP(SynGAP):
             check_params(group["params"])
         self._configure(estimator, every)
         self.base = base
-        Optimizer.__init__(self, base.param_groups, defaults)
         self.param_groups = base.param_groups
         self._require_model_parameters()
+        Optimizer.__init__(self, base.param_groups, defaults)
+        self.param_groups = base.param_groups
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Fold what was observed into the importance, then let the base move the parameters."""
@@ -62,9 +63,14 @@ class WrappedSynGAP(SynGAP):
                 (_mask_gradients if _is_plain_descent(self.base, work) else _mask_update)(work)
                 for work in works
             ]
+            held = [(p, p.grad) for p in self._params() if not p.requires_grad]
+            for param, _ in held:
+                param.grad = None  # a gradient from before it was frozen would still move it
             self.base.step()
             for finish in finishers:
                 finish()
+            for param, grad in held:
+                param.grad = grad
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -75,20 +81,18 @@ class WrappedSynGAP(SynGAP):
         check_options({**self.defaults, **param_group})
         options = self.defaults | {"steps": self._steps()} | param_group
         self.base.add_param_group(options)
-        check_params(self.param_groups[-1]["params"])
-        self._require_model_parameters()
+        self._check_last_group()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of gate and base in one, the base's under keys with a prefix."""
         merged = super().state_dict()
         for index, state in self.base.state_dict()["state"].items():
-            own = merged["state"].setdefault(index, {})
-            own.update({_PREFIX + str(key): value for key, value in state.items()})
+            prefixed = {_PREFIX + str(key): value for key, value in state.items()}
+            merged["state"][index] = merged["state"].get(index, {}) | prefixed
         return merged
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave, to the gate and to the base."""
-        self._match(state_dict)
         own: dict[int, dict[str, Any]] = {}
         base: dict[int, dict[str, Any]] = {}
         for index, state in state_dict["state"].items():

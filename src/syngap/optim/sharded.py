@@ -1,0 +1,181 @@
+"""Scores of parameters of which a process holds a shard: FSDP2, and DTensor in general.
+
+FSDP2 gathers parameters and scatters gradients in hooks of `backward`, and delivers to `.grad`
+alone. Scores go the same way, with everything set aside that they could mix with. Torch has no
+public name for some of that, so this file, and no other, reads what `fully_shard` keeps for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from syngap.optim.importance import Prediction
+
+__all__ = ["is_sharded", "local", "named_parameters", "sharded_scores", "sum_over_shards"]
+
+_PLAIN = (Tensor, nn.Parameter)  # the usual case, at a tenth of the cost of a missing attribute
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds only a part of the tensor (FSDP2, tensor parallelism)."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds, sharing its memory."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name a model's parameters, as the optimizer knows them.
+
+    Between forward and backward, and after a forward pass alone, FSDP2 may leave whole parameters
+    in the place of the sharded ones.
+    """
+    sharded = {whole: shard for unit in _units(_states()) for shard, whole in _pairs(unit)}
+    for name, param in model.named_parameters():
+        yield name, sharded.get(param, param)
+
+
+def sharded_scores(
+    prediction: Prediction, params: Sequence[Tensor], group: dist.ProcessGroup | None
+) -> list[Tensor | None]:
+    """Return this process's part of the scores, summed over the group where they are sharded.
+
+    FSDP2 averages over the group, in the precision that its policy has for gradients, so the sum
+    is taken back. Gradients are afterwards what they were, also those that wait to be synchronised.
+    """
+    states = _states()
+    units = _units(states)
+    whole = {shard: leaf for unit in units for shard, leaf in _pairs(unit)}
+    processes = 1 if group is None else dist.get_world_size(group)
+    _require_group(units, params, processes)
+    leaves = [whole.get(param, param) for param in params]
+    with _set_aside(states, units, params):
+        # Without `inputs` this would add to the gradient of every leaf, not only of ours.
+        torch.autograd.backward(
+            prediction.output,
+            prediction.cotangent * prediction.scale,
+            retain_graph=True,
+            inputs=leaves,
+        )
+        grads = [param.grad for param in params]
+    return [
+        None if grad is None else _part(param, grad, processes if param in whole else 1)
+        for param, grad in zip(params, grads, strict=True)
+    ]
+
+
+def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """Complete each parameter's sum, of which a process knows the share of its shard."""
+    alike: dict[tuple[object, object], list[int]] = {}
+    for index, param in enumerate(params):
+        if is_sharded(param):
+            key = (param.device_mesh, param.placements)  # type: ignore[attr-defined]
+            alike.setdefault(key, []).append(index)
+    sums = list(sums)
+    for (mesh, placements), indices in alike.items():
+        stacked = torch.stack([sums[index] for index in indices])
+        for dim, placement in enumerate(placements):  # type: ignore[var-annotated,arg-type]
+            if not placement.is_replicate():
+                dist.all_reduce(stacked, group=mesh.get_group(dim))  # type: ignore[attr-defined]
+        for index, value in zip(indices, stacked.unbind(), strict=True):
+            sums[index] = value
+    return sums
+
+
+def _part(param: Any, grad: Any, averaged_over: int) -> Tensor:
+    if is_sharded(grad):
+        grad = grad.redistribute(param.device_mesh, param.placements)
+    return local(grad).mul(averaged_over)
+
+
+def _require_group(units: list[Any], params: Sequence[Tensor], processes: int) -> None:
+    """Refuse a group other than the one that FSDP2 averages over."""
+    rest = {param for param in params if is_sharded(param)}
+    for unit in units:
+        own = rest.intersection(shard for shard, _ in _pairs(unit))
+        rest -= own
+        if own and unit.mesh_info.mesh.size() != processes:
+            raise ValueError(
+                f"FSDP2 averages gradients over {unit.mesh_info.mesh.size()} processes, but "
+                f"process_group has {processes}: pass process_group=, the processes that share a "
+                "batch"
+            )
+    if rest and processes > 1:
+        raise ValueError(
+            "parameters are DTensors, but not of FSDP2: with tensor parallelism alone every "
+            "process sees the same batch, so seed them alike and pass process_group=None"
+        )
+
+
+def _states() -> list[Any]:
+    """What FSDP2 keeps about each module that `fully_shard` was called on, in this process."""
+    from torch.distributed._composable_state import _get_module_state, _module_state_mapping
+
+    states = [_get_module_state(module) for module in list(_module_state_mapping)]
+    return [state for state in states if hasattr(state, "_state_ctx")]
+
+
+def _units(states: list[Any]) -> list[Any]:
+    """The parameters that FSDP2 gathers and scatters together."""
+    units: list[Any] = []
+    for state in states:
+        several = getattr(state, "_fsdp_param_groups", None)  # older versions have but one
+        units += [state._fsdp_param_group] if several is None else several
+    return [unit for unit in units if unit is not None]
+
+
+def _pairs(unit: Any) -> list[tuple[Tensor, Tensor]]:
+    """The parameters of a unit: sharded, and as the leaves that they are in the graph."""
+    return [
+        (member.sharded_param, member._unsharded_param)
+        for member in unit.fsdp_params
+        if hasattr(member, "_unsharded_param")
+    ]
+
+
+@contextmanager
+def _set_aside(states: list[Any], units: list[Any], params: Sequence[Tensor]) -> Iterator[None]:
+    """Make room for a backward pass of its own, finished, synchronised and averaged; then undo it.
+
+    The pass would otherwise add to gradients, also to those that wait to be synchronised
+    (`set_requires_gradient_sync(False)`), run hooks that take a step, be divided by what the user
+    chose (`set_gradient_divide_factor`), and use up the order in which to prefetch.
+    """
+    room: list[tuple[Any, str, Any]] = []
+    for param in params:
+        room.append((param, "grad", None))
+        if getattr(param, "_post_accumulate_grad_hooks", None):
+            room.append((param, "_post_accumulate_grad_hooks", {}))
+    room += [(state._state_ctx, "is_last_backward", True) for state in states]
+    for unit in units:
+        room += [
+            (unit, "reduce_grads", True),
+            (unit, "all_reduce_grads", True),
+            (unit, "gradient_divide_factor", None),
+            (unit, "reduce_scatter_reduce_op", None),  # the same, before torch 2.8
+            (unit, "_partial_reduce_output", None),
+            (unit, "_post_forward_indices", list(unit._post_forward_indices)),
+            (unit.comm_ctx, "post_forward_order", list(unit.comm_ctx.post_forward_order)),
+        ]
+        for member in unit.fsdp_params:
+            room.append((member.sharded_param, "grad", None))
+            room.append((member, "unsharded_accumulated_grad", None))
+        room += [(leaf, "grad", None) for _, leaf in _pairs(unit)]
+    room = [(owner, name, value) for owner, name, value in room if hasattr(owner, name)]
+    held = []
+    try:
+        for owner, name, value in room:
+            held.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(held):
+            setattr(owner, name, value)

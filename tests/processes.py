@@ -1,0 +1,116 @@
+"""Running checks in processes that talk to each other, so that a hang is a failure.
+
+A test module keeps named checks in a dictionary, a function of the rank each. One start of the
+processes runs all of a dictionary (starting takes longer than checking); what they return is read
+by as many tests as there are promises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from filelock import FileLock
+
+Checks = dict[str, Callable[[int], Any]]
+
+PROCESSES = 2
+LIMIT = 240.0  # seconds for all checks of a dictionary; on two free cores they take about 20
+PATIENCE = timedelta(seconds=30)  # for one message: who waits in vain fails, and says where
+
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()),
+    reason="needs torch.distributed with the gloo backend",
+)
+
+
+class Results:
+    """What the checks returned, in each process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ranks = [_read(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+
+    def __getitem__(self, check: str) -> list[Any]:
+        """The results of a check by rank; fails with what it, or the one before, failed with."""
+        if all(results.get(check, (False,))[0] for results in self._ranks):
+            return [results[check][1] for results in self._ranks]
+        said = [
+            f"check {name!r} failed in process {rank}:\n{value}"
+            for rank, results in enumerate(self._ranks)
+            for name, (succeeded, value) in results.items()
+            if not succeeded
+        ]
+        said += [
+            f"process {rank} finished {list(results)} of its checks"
+            for rank, results in enumerate(self._ranks)
+        ]
+        pytest.fail("\n".join([f"no result of {check!r}", *said]), pytrace=False)
+
+
+def run(module: str, dictionary: str, factory: pytest.TempPathFactory) -> Results:
+    """Run the checks of a module's dictionary, once even if several testers ask."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / dictionary
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            _start(module, dictionary, folder)
+    return Results(folder)
+
+
+def _start(module: str, dictionary: str, folder: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_enter, args=(rank, module, dictionary, folder), daemon=True)
+        for rank in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + LIMIT
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def _enter(rank: int, module: str, dictionary: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    results: dict[str, tuple[bool, Any]] = {}
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'meeting'}",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=PATIENCE,
+    )
+    checks: Checks = getattr(importlib.import_module(module), dictionary)
+    for name, check in checks.items():
+        try:
+            results[name] = (True, check(rank))
+        except BaseException:
+            results[name] = (False, traceback.format_exc())
+        # Written at once, so that a process that hangs later has told how far it came.
+        torch.save(results, folder / f"{rank}.part")
+        os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+        if not results[name][0]:
+            os._exit(1)  # the other one may be waiting for us
+    dist.destroy_process_group()
+
+
+def _read(file: Path) -> dict[str, tuple[bool, Any]]:
+    return torch.load(file, weights_only=False) if file.exists() else {}
