@@ -140,7 +140,7 @@ def snapshot(model: nn.Module, optimizer: SynGAP) -> dict[str, Any]:
 
 def defined_plasticity(optimizer: SynGAP) -> list[Tensor]:
     """Ω in float64 from `importance()`, by its definition: μ is a mean over all that trains."""
-    importance = [value.double() for value in as_list(optimizer.importance())]
+    importance = [value.double().cpu() for value in as_list(optimizer.importance())]
     params = params_of(optimizer)
     options = [group for group in optimizer.param_groups for _ in group["params"]]
     trained = zip(params, importance, strict=True)

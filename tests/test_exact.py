@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from syngap import SynGAP
 from syngap.optim import per_sample
 from syngap.optim.importance import sample_labels
 
@@ -58,15 +60,15 @@ class Probe(nn.Module):
 
 
 class TokenProbe(nn.Module):
-    """An embedding, and classes for the sequence."""
+    """An embedding, and classes for the sequence, to which a token's place matters."""
 
-    def __init__(self, layer: nn.Embedding) -> None:
+    def __init__(self, layer: nn.Embedding, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.layer = layer
-        self.head = nn.Linear(layer.embedding_dim, 3)
+        self.head = nn.Linear(math.prod(shape) * layer.embedding_dim, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.layer(x)).flatten(1, -2).sum(1))
+        return self.head(torch.tanh(self.layer(x)).flatten(1))
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class Layer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             layer = self.make(*self.arguments, **self.options)
-            is_embedding = isinstance(layer, nn.Embedding)
-            model = TokenProbe(layer) if is_embedding else Probe(layer, self.shape)
+            probe: Any = TokenProbe if isinstance(layer, nn.Embedding) else Probe
+            model: nn.Module = probe(layer, self.shape)
             with torch.no_grad():
                 # Off the values that they start at, where several mistakes cannot be seen.
                 for name, value in [*layer.named_parameters(), *layer.named_buffers()]:
@@ -258,6 +260,13 @@ class Doubling(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    """Is a BatchNorm, and its forward is its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
 
 
 @dataclass(frozen=True)
@@ -574,6 +583,14 @@ POOLED = {
 }
 
 
+@contextmanager
+def seeded() -> Iterator[None]:
+    """The same dropout in every block."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        yield
+
+
 def optimizer_of(case: Net, model: nn.Module) -> Any:
     chosen = [param for name, param in model.named_parameters() if case.chosen(name)]
     return observer(model, params=chosen)
@@ -582,14 +599,14 @@ def optimizer_of(case: Net, model: nn.Module) -> Any:
 def observed_alone(case: Net, model: nn.Module, x: Tensor) -> Values:
     """The importance of one seeded pass, of the parameters that learn and are held."""
     optimizer = optimizer_of(case, model)
-    torch.manual_seed(2)
-    found = observed(optimizer, model(x))
+    with seeded():
+        found = observed(optimizer, model(x))
     return {name: found[name] for name in found if name in trainable(model)}
 
 
 def expected_of(case: Net, x: Tensor) -> Values:
-    torch.manual_seed(2)
-    expected = diagonal_by_loop(case.build(), x, pooled=case.pooled)
+    with seeded():
+        expected = diagonal_by_loop(case.build(), x, pooled=case.pooled)
     return {name: value for name, value in expected.items() if case.chosen(name)}
 
 
@@ -633,7 +650,7 @@ def test_a_weight_cast_once_for_two_uses_is_shared() -> None:
     assert_near(found, diagonal_by_loop(model, x, pooled={"a.weight"}), 5e-2)
 
 
-def test_a_forward_replaced_after_hooking_is_not_mistaken_for_the_module_s() -> None:
+def test_a_forward_replaced_after_hooking_is_noticed() -> None:
     case = stack(linear, nn.Tanh, linear)
     model, x = case.build(), case.inputs()
     optimizer = observer(model)
@@ -722,11 +739,11 @@ class Pass:
 def training_pass(case: Net, observe: bool, accumulating: bool) -> Pass:
     model, x = case.build(), case.inputs()
     optimizer = observer(model) if observe else None
-    torch.manual_seed(3)
     params = list(model.parameters())
-    for param in params:
-        param.grad = torch.rand_like(param) if accumulating else None
-    logits = model(x)
+    with seeded():
+        for param in params:
+            param.grad = torch.rand_like(param) if accumulating else None
+        logits = model(x)
     if optimizer is not None:
         before = [(param.grad, copy.deepcopy(param.grad)) for param in params]
         with said_or_not():
@@ -760,8 +777,8 @@ def test_no_activation_outlives_its_backward_pass(name: str) -> None:
     activations: list[StorageWeakRef] = []
 
     def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor) and output is not x:
-            activations.append(StorageWeakRef(output.untyped_storage()))
+        made = [value for value in (*args, output) if isinstance(value, Tensor) and value.grad_fn]
+        activations.extend(StorageWeakRef(value.untyped_storage()) for value in made)
 
     for module in model.modules():
         module.register_forward_hook(watch)
@@ -772,8 +789,9 @@ def test_no_activation_outlives_its_backward_pass(name: str) -> None:
     loss.backward()
     kept = StorageWeakRef(logits.untyped_storage())
     leaked = [one for one in activations if not one.expired() and one.cdata != kept.cdata]
-    assert not leaked
+    assert activations
     assert loss.grad_fn is not None
+    assert not leaked
 
 
 def tensors_alive() -> int:
@@ -854,6 +872,27 @@ def test_two_optimizers_share_one_model() -> None:
     expected = expected_of(case, x)
     assert_near({**each[0], **each[1]}, expected, 1e-12)
     assert_near(each[2], expected, 1e-12)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_an_unknown_batchnorm_is_refused_only_where_it_mixes_samples(affine: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), OwnBatchNorm(4, affine=affine), nn.Linear(4, 2))
+    optimizer = SynGAP(model.parameters(), lr=0.1, estimator="exact", model=model)
+    before = [value.clone() for value in optimizer.importance().values()]
+    with pytest.raises(RuntimeError, match=r"BatchNorm\w* in train mode.*use estimator='sampled'"):
+        optimizer.observe(model(torch.randn(5, 3)))
+    assert all(map(torch.equal, before, optimizer.importance().values()))
+    model.eval()
+    with pytest.warns(UserWarning, match=r"1\.weight") if affine else nullcontext():
+        optimizer.observe(model(torch.randn(5, 3)))
+
+
+def test_an_optimizer_takes_its_hooks_along() -> None:
+    model = stack(linear, nn.Tanh, linear).build()
+    for _ in range(3):
+        observed(observer(model), model(stack().inputs()))
+        gc.collect()
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def through_a_file(model: nn.Module) -> nn.Module:

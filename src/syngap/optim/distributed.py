@@ -19,6 +19,7 @@ from torch.autograd.graph import Node
 from syngap.optim.sharded import (
     is_sharded,
     local,
+    local_gradient,
     named_parameters,
     sharded_scores,
     sum_over_shards,
@@ -30,6 +31,7 @@ __all__ = [
     "independent_draws",
     "is_sharded",
     "local",
+    "local_gradient",
     "named_parameters",
     "not_a_first_backward",
     "reduced",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
@@ -58,12 +59,8 @@ class Estimator:
                 "estimator='exact' hooks the model's modules: pass model=, "
                 "or use estimator='sampled', which needs none"
             )
-        if hasattr(self.model, "_orig_mod"):
-            raise ValueError(
-                "estimator='exact' cannot hook a compiled model; use estimator='sampled', or pass "
-                "and train the model that went into torch.compile"
-            )
-        self.recorder.attach(self.model)
+        for handle in self.recorder.attach(self.model):
+            weakref.finalize(self, handle.remove)  # or every optimizer of a model leaves its hooks
 
     def record(self, enabled: bool) -> None:
         """Say whether forward passes from now on will be observed."""

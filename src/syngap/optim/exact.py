@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from syngap.optim.importance import Prediction
 from syngap.optim.per_sample import (
@@ -42,8 +43,9 @@ class CallRecorder:
     def __init__(self) -> None:
         self.enabled = True
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module) -> list[RemovableHandle]:
         """Hook every known module of `model` that is not hooked yet."""
+        handles = []
         for module in model.modules():
             if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
                 raise ValueError(
@@ -57,7 +59,8 @@ class CallRecorder:
                 )
             if rule_of(module) is not None and self not in module._forward_hooks.values():
                 # Before other hooks, which may put something else in the place of the output.
-                module.register_forward_hook(self, prepend=True)
+                handles.append(module.register_forward_hook(self, prepend=True))
+        return handles
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Leave a note on the node that made `output`."""
@@ -83,6 +86,7 @@ def squared_scores(
     """
     wanted = set(params)
     graph = _Graph(prediction.output, recorder)
+    graph.refuse_unknown_batch_norm()
     covered = graph.covered(wanted, prediction.rows)
     fallback = [param for param in graph.leaves if param in wanted and param not in covered]
 
@@ -187,6 +191,21 @@ class _Graph:
             elif node in nodes:
                 found.append(node)
         return found
+
+    def refuse_unknown_batch_norm(self) -> None:
+        """A subclass's or `functional.batch_norm` mixes samples, and nothing noted its statistics.
+
+        Instance normalisation runs as one of a single row, and mixes none.
+        """
+        for node in self._nodes:
+            if "BatchNorm" not in node.name() or node in self.calls:
+                continue
+            entered = getattr(node, "_saved_input", None)
+            if getattr(node, "_saved_training", True) and (entered is None or len(entered) > 1):
+                raise RuntimeError(
+                    f"estimator='exact' met {node.name()} in train mode outside a BatchNorm module "
+                    "it knows, and cannot hold its statistics constant; use estimator='sampled'"
+                )
 
     def forget(self, recorder: CallRecorder) -> None:
         # The caller's loss keeps the graph, and with it the noted inputs, until the next step.

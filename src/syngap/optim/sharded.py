@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from syngap.optim.importance import Prediction
 
-__all__ = ["is_sharded", "local", "named_parameters", "sharded_scores", "sum_over_shards"]
+__all__ = [
+    "is_sharded",
+    "local",
+    "local_gradient",
+    "named_parameters",
+    "sharded_scores",
+    "sum_over_shards",
+]
 
 _PLAIN = (Tensor, nn.Parameter)  # the usual case, at a tenth of the cost of a missing attribute
 
@@ -30,6 +37,15 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds, sharing its memory."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local_gradient(param: Tensor) -> Tensor | None:
+    """Return the gradient of the part of a parameter that this process holds."""
+    if param.grad is None or not is_sharded(param):
+        return param.grad
+    # Tensor parallelism may leave a sum over processes to whoever needs it.
+    param.grad = _laid_out_like(param, param.grad)
+    return local(param.grad)
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -66,10 +82,14 @@ def sharded_scores(
             inputs=leaves,
         )
         grads = [param.grad for param in params]
-    return [
-        None if grad is None else _part(param, grad, processes if param in whole else 1)
-        for param, grad in zip(params, grads, strict=True)
-    ]
+    scores: list[Tensor | None] = []
+    for param, grad in zip(params, grads, strict=True):
+        if grad is None:
+            scores.append(None)
+        else:
+            averaged_over = processes if param in whole else 1
+            scores.append(local(_laid_out_like(param, grad)).mul(averaged_over))
+    return scores
 
 
 def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
@@ -90,10 +110,10 @@ def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor
     return sums
 
 
-def _part(param: Any, grad: Any, averaged_over: int) -> Tensor:
-    if is_sharded(grad):
-        grad = grad.redistribute(param.device_mesh, param.placements)
-    return local(grad).mul(averaged_over)
+def _laid_out_like(param: Any, grad: Any) -> Any:
+    if not is_sharded(grad) or grad.placements == param.placements:
+        return grad
+    return grad.redistribute(param.device_mesh, param.placements)
 
 
 def _require_group(units: list[Any], params: Sequence[Tensor], processes: int) -> None:
@@ -150,25 +170,29 @@ def _set_aside(states: list[Any], units: list[Any], params: Sequence[Tensor]) ->
     chose (`set_gradient_divide_factor`), and use up the order in which to prefetch.
     """
     room: list[tuple[Any, str, Any]] = []
-    for param in params:
-        room.append((param, "grad", None))
-        if getattr(param, "_post_accumulate_grad_hooks", None):
-            room.append((param, "_post_accumulate_grad_hooks", {}))
     room += [(state._state_ctx, "is_last_backward", True) for state in states]
+    touched: dict[Any, None] = dict.fromkeys(params)
     for unit in units:
         room += [
             (unit, "reduce_grads", True),
             (unit, "all_reduce_grads", True),
             (unit, "gradient_divide_factor", None),
-            (unit, "reduce_scatter_reduce_op", None),  # the same, before torch 2.8
+            (unit, "reduce_scatter_reduce_op", None),
             (unit, "_partial_reduce_output", None),
+            (unit, "_partial_reduce_output_layout", {}),
+            (unit, "_post_backward_pending", False),
             (unit, "_post_forward_indices", list(unit._post_forward_indices)),
             (unit.comm_ctx, "post_forward_order", list(unit.comm_ctx.post_forward_order)),
         ]
         for member in unit.fsdp_params:
-            room.append((member.sharded_param, "grad", None))
-            room.append((member, "unsharded_accumulated_grad", None))
-        room += [(leaf, "grad", None) for _, leaf in _pairs(unit)]
+            if "unsharded_accumulated_grad" in vars(member):  # else the leaf has it
+                room.append((member, "unsharded_accumulated_grad", None))
+        touched |= dict.fromkeys(tensor for pair in _pairs(unit) for tensor in pair)
+    for tensor in touched:
+        room.append((tensor, "grad", None))
+        if getattr(tensor, "_post_accumulate_grad_hooks", None):
+            room.append((tensor, "_post_accumulate_grad_hooks", {}))
+    # Not every version of torch has all of these.
     room = [(owner, name, value) for owner, name, value in room if hasattr(owner, name)]
     held = []
     try:

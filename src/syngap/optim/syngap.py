@@ -595,10 +595,7 @@ class SynGAP(Optimizer):
                 )
                 work = Work(group, cast(Tensor, slope), damping)
                 work.params = [distributed.local(param) for param in params]
-                work.grads = [
-                    None if param.grad is None else distributed.local(param.grad)
-                    for param in params
-                ]
+                work.grads = [distributed.local_gradient(param) for param in params]
                 work.importances = [distributed.local(state["importance"]) for state in states]
                 if self._keeps_momentum(group):
                     work.buffers = [distributed.local(self._buffer_of(param)) for param in params]
