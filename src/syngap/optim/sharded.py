@@ -137,6 +137,8 @@ def _require_group(units: list[Any], params: Sequence[Tensor], processes: int) -
 
 def _states() -> list[Any]:
     """What FSDP2 keeps about each module that `fully_shard` was called on, in this process."""
+    if not dist.is_available():
+        return []
     from torch.distributed._composable_state import _get_module_state, _module_state_mapping
 
     states = [_get_module_state(module) for module in list(_module_state_mapping)]

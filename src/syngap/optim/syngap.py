@@ -541,7 +541,7 @@ class SynGAP(Optimizer):
             self._has_observed = True
             if self._trainable():
                 self._advance_means(seen)
-        elif not self._has_observed:
+        elif not self._has_observed and self._moves():
             self._warn(
                 "never observed",
                 "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: "
@@ -556,6 +556,11 @@ class SynGAP(Optimizer):
             group["steps"] += 1
         self._estimator.record(self._is_due())
         return works
+
+    def _moves(self) -> bool:
+        # torch.distributed.checkpoint makes states exist by a step at rate zero.
+        rates = [group["lr"] for group in self.param_groups]
+        return any(isinstance(rate, Tensor) or rate > 0.0 for rate in rates)
 
     def _advance_means(self, seen: Observation, keep: float | None = None) -> None:
         """Let each tensor's mean importance follow the average that its importance follows."""
