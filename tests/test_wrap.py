@@ -207,3 +207,12 @@ def test_a_refused_wrap_leaves_the_base_as_it_was(options: dict[str, Any]) -> No
     with pytest.raises(ValueError, match=r"got|model"):
         SynGAP.wrap(base, **options)
     assert_identical(base.state_dict(), before)
+
+
+def test_a_base_is_gated_once() -> None:
+    base = Adam(network().parameters(), lr=0.01)
+    SynGAP.wrap(base, consolidation=0.5)
+    before = copy.deepcopy(base.state_dict())
+    with pytest.raises(ValueError, match="this Adam is behind a gate already"):
+        SynGAP.wrap(base)
+    assert_identical(base.state_dict(), before)

@@ -12,34 +12,21 @@ __all__ = ["check_options", "check_own_options", "check_params"]
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Check the gate's hyper-parameters."""
-
-    def require(name: str, allowed: str, holds: Callable[[Any], bool]) -> None:
-        value = options[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
-            raise ValueError(f"{name} must be a number {allowed}, got {value!r}")
-        if not holds(value):  # written so that NaN fails
-            raise ValueError(f"{name} must be {allowed}, got {value}")
-
-    def at_least_zero(value: Any) -> bool:
-        return bool(0.0 <= value < math.inf)
-
-    require("retention", "in [0, 1)", lambda value: 0.0 <= value < 1.0)
-    require("consolidation", "in (0, 1)", lambda value: 0.0 < value < 1.0)
-    require("damping", "≥ 0", at_least_zero)
-    require("ambient", "≥ 0", at_least_zero)
+    """Check the gate's hyper-parameters, and the rate of whatever moves the parameters."""
     if "lr" in options:
-        require("lr", "≥ 0", at_least_zero)
+        _require(options, "lr", "≥ 0", _is_at_least_zero)
+    _require(options, "retention", "in [0, 1)", lambda value: 0.0 <= value < 1.0)
+    _require(options, "consolidation", "in (0, 1)", lambda value: 0.0 < value < 1.0)
+    _require(options, "damping", "≥ 0", _is_at_least_zero)
+    _require(options, "ambient", "≥ 0", _is_at_least_zero)
     if options["scope"] not in ("network", "tensor"):
         raise ValueError(f"scope must be 'network' or 'tensor', got {options['scope']!r}")
 
 
 def check_own_options(options: dict[str, Any]) -> None:
     """Check what SynGAP has and a wrapped optimizer brings itself."""
-    if not 0.0 <= options["momentum"] < 1.0:
-        raise ValueError(f"momentum must be in [0, 1), got {options['momentum']}")
-    if not 0.0 <= options["weight_decay"] < math.inf:
-        raise ValueError(f"weight_decay must be ≥ 0, got {options['weight_decay']}")
+    _require(options, "momentum", "in [0, 1)", lambda value: 0.0 <= value < 1.0)
+    _require(options, "weight_decay", "≥ 0", _is_at_least_zero)
     if options["foreach"] and options["differentiable"]:
         raise ValueError("foreach=True and differentiable=True exclude each other")
 
@@ -52,3 +39,18 @@ def check_params(params: list[Tensor]) -> None:
                 f"SynGAP takes real parameters, got {param.dtype} of shape {tuple(param.shape)}; "
                 "optimize torch.view_as_real(parameter) instead"
             )
+
+
+def _require(
+    options: dict[str, Any], name: str, allowed: str, holds: Callable[[Any], bool]
+) -> None:
+    value = options[name]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number and not (isinstance(value, Tensor) and value.numel() == 1):
+        raise ValueError(f"{name} must be a number {allowed}, got {value!r}")
+    if not holds(value):  # written so that NaN fails
+        raise ValueError(f"{name} must be {allowed}, got {value}")
+
+
+def _is_at_least_zero(value: Any) -> bool:
+    return bool(0.0 <= value < math.inf)

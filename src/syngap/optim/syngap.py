@@ -175,8 +175,9 @@ class SynGAP(Optimizer):
     ) -> SynGAP:
         """Return `optimizer` behind the gate: θ ← θ + Ω ⊙ (the update it would have made).
 
-        Plain SGD behind the gate is SynGAP itself, bit for bit. Learning rates, momentum, decay
-        and state stay those of `optimizer`, whose parameter groups are shared.
+        Plain SGD behind the gate is SynGAP itself, bit for bit in float32 and float64. Learning
+        rates, momentum, decay and state stay those of `optimizer`, whose parameter groups are
+        shared.
 
         Examples:
             >>> model = nn.Linear(4, 3)
@@ -341,17 +342,19 @@ class SynGAP(Optimizer):
         """
         seen: Observation | None = None
         self._estimator.record(True)
-        for prediction in predictions(
-            model,
-            inputs,
-            batch_size=batch_size,
-            predict=predict,
-            progress=progress,
-            generator=self._estimator.generator,
-        ):
-            params = self._trainable()
-            seen = merged(seen, self._estimator.estimate(prediction, params, labelled=False))
-        self._estimator.record(self._is_due())
+        try:
+            for prediction in predictions(
+                model,
+                inputs,
+                batch_size=batch_size,
+                predict=predict,
+                progress=progress,
+                generator=self._estimator.generator,
+            ):
+                params = self._trainable()
+                seen = merged(seen, self._estimator.estimate(prediction, params, labelled=False))
+        finally:
+            self._estimator.record(self._is_due())
         if seen is None:
             raise ValueError("consolidate needs at least one batch with a finite importance")
         with torch.no_grad():

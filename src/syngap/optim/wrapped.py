@@ -39,6 +39,8 @@ class WrappedSynGAP(SynGAP):
     ) -> None:
         if isinstance(base, _NOT_GATED):
             raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}")
+        if any("steps" in group for group in base.param_groups):
+            raise ValueError(f"this {type(base).__name__} is behind a gate already: make another")
         for group in base.param_groups:
             check_options(defaults | group)
             check_params(group["params"])
