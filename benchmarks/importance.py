@@ -156,7 +156,7 @@ def memory(network: str, case: str, batch: int) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--memory", nargs=2, metavar=("NETWORK", "CASE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -171,7 +171,7 @@ def main() -> None:
     for network in NETWORKS:
         cases = {case: make(network, case, args.batch) for case in CASES}
         present = {case: run for case, run in cases.items() if run is not None}
-        rounds = args.rounds if "64" in network else 4 * args.rounds
+        rounds = args.rounds if "64" in network else 3 * args.rounds
         seconds = in_turns(present, rounds)
         del cases
         peaks = {}

@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder that a CPU can; `make bench` calls it."""
+"""Run every benchmark of this folder that a CPU can; `make bench` calls it. It takes minutes."""
 
 from __future__ import annotations
 
@@ -9,4 +9,5 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 for script in ("step.py", "importance.py"):
-    subprocess.run([sys.executable, str(HERE / script), *sys.argv[1:]], check=True)
+    print(f"\n{script}: {(HERE / script).read_text().splitlines()[0].strip(chr(34))}", flush=True)
+    subprocess.run([sys.executable, str(HERE / script)], check=True)
