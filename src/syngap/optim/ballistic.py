@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from syngap.optim.precision import accumulator, wide
+
 __all__ = ["Ballistic"]
 
 
@@ -71,24 +73,41 @@ class Ballistic(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._update(param, group)
+        moving = [
+            (param, group)
+            for group in self.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        if any(param.grad.is_sparse or param.grad.is_complex() for param, _ in moving):
+            raise RuntimeError("Ballistic takes dense real gradients, got a sparse or complex one")
+        for param, group in moving:
+            self._update(param, group)
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict()` gave; s keeps its precision whatever θ's is."""
+        super().load_state_dict(state_dict)
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [param for group in self.param_groups for param in group["params"]]
+        for index, param in zip(saved, own, strict=True):
+            if index in state_dict["state"]:
+                square = state_dict["state"][index]["square"]
+                dtype = accumulator(param.dtype)
+                self.state[param]["square"] = square.to(param.device, dtype, copy=True)
 
     def _update(self, param: Tensor, group: dict[str, Any]) -> None:
         grad = cast(Tensor, param.grad)
-        if grad.is_sparse or grad.is_complex():
-            raise RuntimeError("Ballistic takes dense real gradients, got a sparse or complex one")
         if group["maximize"]:
             grad = -grad
         state = self.state[param]
         if not state:
-            state["square"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["square"] = torch.zeros_like(
+                param, dtype=accumulator(param.dtype), memory_format=torch.preserve_format
+            )
         square = state["square"]
         square.mul_(group["beta"]).addcmul_(grad, grad, value=1.0 - group["beta"])
         if group["weight_decay"]:
             param.mul_(1.0 - group["lr"] * group["weight_decay"])
-        velocity = grad / square.add(group["eps"]).sqrt_()
+        velocity = wide(grad) / square.add(group["eps"]).sqrt_()
         param.sub_(velocity.mul_(group["lr"]))

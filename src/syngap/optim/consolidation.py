@@ -27,7 +27,7 @@ def predictions(
 ) -> Iterator[Tensor | Distribution]:
     """Yield the model's differentiable predictions, in eval mode, batch by batch.
 
-    Modes and random states are afterwards what they were, also if the consumer stops early.
+    Modes, buffers and random states are afterwards what they were, also if it is stopped early.
     """
     batches = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
     total = len(batches) if isinstance(batches, Sized) else None
@@ -44,6 +44,7 @@ def predictions(
 @contextmanager
 def _left_as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     own_state = None if generator is None else generator.get_state()
     devices = {param.device for param in model.parameters() if param.device.type == "cuda"}
     try:
@@ -53,6 +54,9 @@ def _left_as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iter
     finally:
         for module, training in modes:
             module.training = training
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
         if generator is not None and own_state is not None:
             generator.set_state(own_state)
 

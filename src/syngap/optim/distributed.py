@@ -16,27 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from syngap.optim.sharded import (
-    is_sharded,
-    local,
-    local_gradient,
-    named_parameters,
-    sharded_scores,
-    sum_over_shards,
-)
+from syngap.optim.precision import accumulator
+from syngap.optim.sharded import is_sharded
 
 __all__ = [
     "Group",
     "find_group",
     "independent_draws",
-    "is_sharded",
-    "local",
-    "local_gradient",
-    "named_parameters",
     "not_a_first_backward",
     "reduced",
-    "sharded_scores",
-    "sum_over_shards",
     "total",
 ]
 
@@ -78,7 +66,7 @@ def reduced(
     for index, (param, value) in enumerate(zip(params, values, strict=True)):
         if is_sharded(param):
             continue
-        kind = torch.float32 if param.dtype.itemsize < 4 else param.dtype
+        kind = accumulator(param.dtype)
         value = torch.zeros_like(param, dtype=kind) if value is None else value.to(kind)
         value = value.contiguous()
         if value.data_ptr() in summed:  # autograd gives both terms of a sum the same gradient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim import distributed
+from syngap.optim import distributed, sharded
 from syngap.optim.exact import CallRecorder, squared_scores
-from syngap.optim.importance import Prediction, read_prediction, score_sums
+from syngap.optim.importance import SCALE, Prediction, read_prediction, score_sums
+from syngap.optim.notices import warn
 from syngap.optim.observation import Observation
 
 __all__ = ["Estimator", "EstimatorName"]
@@ -40,6 +40,10 @@ class Estimator:
     ) -> None:
         if name not in ("sampled", "exact", "empirical"):
             raise ValueError(f"estimator must be 'sampled', 'exact' or 'empirical', got {name!r}")
+        if isinstance(process_group, str) and process_group != "auto":
+            raise ValueError(
+                f"process_group must be 'auto', None or a ProcessGroup, got {process_group!r}"
+            )
         self.name = name
         self.generator = generator
         self.model = model
@@ -74,7 +78,7 @@ class Estimator:
         model = self.model
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
-        return {param: name for name, param in distributed.named_parameters(model)}
+        return {param: name for name, param in sharded.named_parameters(model)}
 
     def estimate(
         self,
@@ -99,7 +103,10 @@ class Estimator:
                 prediction, targets=targets, mask=mask, generator=generator, check=check
             )
         if group is not None:
+            # A process may bring a batch of nothing but padding, if another brings more.
             read = read.pooled(distributed.total(read.count, params[0].device, group))
+        if check and not read.count:
+            raise ValueError("mask leaves out every position, so there is nothing to observe")
         with torch.no_grad(), _explained(), distributed.not_a_first_backward(read.output):
             take = self._squares if self.name == "exact" else self._scores
             observation = take(read, params, group)
@@ -116,20 +123,20 @@ class Estimator:
     def _scores(
         self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
     ) -> Observation:
-        if any(distributed.is_sharded(param) for param in params):
-            scores = distributed.sharded_scores(read, params, group)
+        if any(sharded.is_sharded(param) for param in params):
+            scores = sharded.sharded_scores(read, params, group)
         else:
             scores = score_sums(read, params)
         _require_some(scores)
         if group is not None:
             scores = distributed.reduced(scores, params, group)
-        return Observation.of_scores(_known(params, scores), read.count, read.scale**-2)
+        return Observation.of_scores(_known(params, scores), read.count, SCALE**-2)
 
     def _squares(
         self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
     ) -> Observation:
         assert self.recorder is not None
-        if any(distributed.is_sharded(param) for param in params):
+        if any(sharded.is_sharded(param) for param in params):
             raise RuntimeError(
                 "estimator='exact' cannot read sharded parameters; use estimator='sampled'"
             )
@@ -146,12 +153,12 @@ class Estimator:
             )
         if group is not None:
             squares = distributed.reduced(squares, params, group)
-        return Observation.of_squares(_known(params, squares), read.count)
+        return Observation.of_squares(_known(params, squares), read.count, SCALE**-2)
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, stacklevel=5)
+            warn(message)
 
 
 def _known(params: list[Tensor], values: list[Tensor | None]) -> dict[Tensor, Tensor]:

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from syngap.optim.importance import Prediction
+from syngap.optim.importance import SCALE, Prediction
 from syngap.optim.per_sample import (
     Call,
     hold_statistics,
     is_readable,
     rule_of,
     uses_batch_statistics,
-    wide,
 )
+from syngap.optim.precision import wide
 
 __all__ = ["CallRecorder", "squared_scores"]
 
@@ -69,15 +69,16 @@ class CallRecorder:
         if not (args and isinstance(args[0], Tensor)):
             return
         entered = args[0].detach()
+        used = {name: param for name, param in module._parameters.items() if param is not None}
         _notes(output.grad_fn)[self] = Call(
-            module, entered, entered._version, output.output_nr, uses_batch_statistics(module)
+            module, used, entered, entered._version, output.output_nr, uses_batch_statistics(module)
         )
 
 
 def squared_scores(
     prediction: Prediction, params: list[Tensor], recorder: CallRecorder
 ) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Return Σ_n (∇ log p(y_n | x_n))² / count for each parameter, and who had to fall back.
+    """Return SCALE² Σ_n (∇ log p(y_n|x_n))² / count for each parameter, and who fell back.
 
     A parameter falls back where no single call of a known module accounts for all its uses: the
     module is unknown or was used twice, the weight is shared or used as a function's argument, or
@@ -122,7 +123,7 @@ def squared_scores(
         grads = torch.autograd.grad(
             prediction.output,
             cast(list[Tensor], [*ends, *fallback]),
-            prediction.cotangent * prediction.scale,
+            prediction.cotangent * SCALE,
             retain_graph=True,
             allow_unused=True,
         )
@@ -135,10 +136,6 @@ def squared_scores(
         if grad is not None:
             squares[param] = wide(grad).square()
     graph.forget(recorder)
-
-    if prediction.scale != 1.0:
-        for square in squares.values():
-            square.mul_(prediction.scale**-2)
     return [squares.get(param) for param in params], fallback
 
 
@@ -220,8 +217,7 @@ def _notes(node: Node) -> dict[object, Call]:
 
 def _read_by_rule(call: Call) -> dict[str, Tensor]:
     """The parameters that the rules know; pruning, for one, leaves others in their place."""
-    own = call.module._parameters
-    return {name: param for name in ("weight", "bias") if (param := own.get(name)) is not None}
+    return {name: call.params[name] for name in ("weight", "bias") if name in call.params}
 
 
 def _children(node: Node) -> list[Node]:

@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = ["Prediction", "read_prediction", "sample_labels", "score_sums"]
+from syngap.optim.precision import wide
 
+__all__ = ["SCALE", "Prediction", "read_prediction", "sample_labels", "score_sums"]
+
+# Half precision, anywhere between the parameters and the output, flushes small gradients to zero. A
+# power of two lifts them and is taken out again, exactly, where the scores are squared.
+SCALE = 1024.0
 _IGNORED = -100  # the label that torch's cross_entropy leaves out
 
 
@@ -29,11 +34,6 @@ class Prediction:
     output: Tensor
     cotangent: Tensor
     count: int | Tensor
-
-    def __post_init__(self) -> None:
-        # Half precision flushes small gradients to zero; a power of two lifts them and is taken
-        # out again, exactly, where the scores are squared.
-        self.scale = 1024.0 if self.output.dtype == torch.float16 else 1.0
 
     @property
     def rows(self) -> int:
@@ -57,7 +57,7 @@ def sample_labels(logits: Tensor, generator: torch.Generator | None = None) -> T
         >>> sample_labels(certain, torch.Generator().manual_seed(0)).tolist()
         [1, 0]
     """
-    scores = logits.detach().float() if logits.dtype.itemsize < 4 else logits.detach()
+    scores = wide(logits.detach())
     noise = torch.empty_like(scores).exponential_(generator=generator).log_()
     return scores.sub(noise).argmax(dim=-1)
 
@@ -90,7 +90,7 @@ def read_prediction(
 
 
 def score_sums(prediction: Prediction, params: list[Tensor]) -> list[Tensor | None]:
-    """Return scale · Σ ∇ log p(y) / sqrt(count) for each parameter, None where it took no part.
+    """Return SCALE · Σ ∇ log p(y) / sqrt(count) for each parameter, None where it took no part.
 
     One backward pass that keeps the graph for the loss and leaves `.grad` alone.
     """
@@ -98,7 +98,7 @@ def score_sums(prediction: Prediction, params: list[Tensor]) -> list[Tensor | No
         torch.autograd.grad(
             prediction.output,
             params,
-            prediction.cotangent * prediction.scale,
+            prediction.cotangent * SCALE,
             retain_graph=True,
             allow_unused=True,
         )
@@ -124,14 +124,18 @@ def _read_logits(
         )
     _require_graph(logits)
     _require_mask(mask, logits.shape[:-1])
-    if check and not torch.isfinite(logits).all():
-        raise ValueError(f"logits must be finite, got {_count_bad(logits)}")
+    # The largest logit of a row is finite unless one is NaN or +inf or all are -inf; single -inf
+    # are how classes are ruled out.
+    if check and not logits.detach().amax(dim=-1).isfinite().all():
+        raise ValueError(
+            f"logits must be finite, or -inf for classes ruled out, got {_count_bad(logits)}"
+        )
     if targets is None:
         labels = sample_labels(logits, generator)
     else:
         labels, mask = _read_targets(logits, targets, mask, check)
 
-    probabilities = logits.detach().to(_accumulator(logits.dtype)).softmax(dim=-1)
+    probabilities = wide(logits.detach()).softmax(dim=-1)
     hit = torch.zeros_like(probabilities).scatter_(-1, labels.unsqueeze(-1), 1.0)
     cotangent, count = _normalise(hit - probabilities, logits.shape[:-1], mask, check)
     return Prediction(logits, cotangent.to(logits.dtype), count)
@@ -189,9 +193,7 @@ def _normalise(
         kept = mask.sum()
         return cotangent.mul_(kept.clamp(min=1).to(cotangent.dtype).rsqrt()), kept
     count = int(mask.sum())
-    if not count:
-        raise ValueError("mask leaves out every position, so there is nothing to observe")
-    return cotangent.mul_(count**-0.5), count
+    return cotangent.mul_(max(count, 1) ** -0.5), count
 
 
 def _require_graph(output: Tensor) -> None:
@@ -205,13 +207,9 @@ def _require_graph(output: Tensor) -> None:
 def _require_mask(mask: Tensor | None, positions: torch.Size) -> None:
     if mask is not None and (mask.dtype != torch.bool or mask.shape != positions):
         raise ValueError(
-            f"mask must be boolean of shape {tuple(positions)}, "
-            f"got {mask.dtype} {tuple(mask.shape)}"
+            f"mask must be boolean of shape {tuple(positions)}, got {mask.dtype} "
+            f"{tuple(mask.shape)}; an integer mask becomes boolean by .bool()"
         )
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def _count_bad(values: Tensor) -> str:

@@ -26,11 +26,11 @@ class Means:
 
     def __init__(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
         numel = sum(param.numel() for param in params)
-        kept = [state["mean"] for state in states]
+        kept = [state["mean"] for state in states] or [torch.zeros(())]
         dtype = max((mean.dtype for mean in kept), key=lambda dtype: dtype.itemsize)
         self.vector = torch.stack([mean.to(kept[0].device, dtype) for mean in kept])
-        self._shares = self.vector.new_tensor([param.numel() / numel for param in params])
-        self._elements = self.vector.unbind()
+        self._shares = self.vector.new_tensor([param.numel() / numel for param in params] or [0.0])
+        self._elements = self.vector.unbind()[: len(states)]
         for state, element in zip(states, self._elements, strict=True):
             state["mean"] = element
 
@@ -44,7 +44,9 @@ class Means:
     def advance(self, first: int, observed: Sequence[Tensor | None], keep: float) -> None:
         """Let means from the `first` on follow what was observed of their parameters."""
         zero = self.vector.new_zeros(())
-        seen = [zero if mean is None else mean.to(zero) for mean in observed]
+        seen = [zero if mean is None else mean for mean in observed]
+        if any(mean.dtype != zero.dtype or mean.device != zero.device for mean in seen):
+            seen = [mean.to(zero) for mean in seen]
         part = self.vector[first : first + len(seen)]
         part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from syngap.optim.distributed import sum_over_shards
+from syngap.optim.precision import wide
+from syngap.optim.sharded import sum_over_shards
 
-__all__ = ["Observation", "accumulator", "merged"]
+__all__ = ["Observation", "merged"]
 
 
 @dataclass
 class Observation:
-    """An estimate of the Fisher diagonal: weight · values², or values where already squared.
+    """An estimate of the Fisher diagonal: weight · values², or weight · values if squared already.
 
     A single estimate keeps its scores as the backward pass left them, so that a step can square and
     fold them in one pass over memory. Several are averaged as squares.
@@ -24,7 +25,7 @@ class Observation:
         means: the mean of the diagonal over each of those parameters.
         count: how many predictions it is the mean of.
         squared: whether `values` are squares.
-        weight: what squares of `values` are multiplied with.
+        weight: what the squares are multiplied with.
     """
 
     values: dict[Tensor, Tensor]
@@ -39,21 +40,21 @@ class Observation:
     ) -> Observation:
         """Describe score sums, one backward pass's."""
         values = list(scores.values())
-        norms = torch._foreach_norm([value.to(accumulator(value.dtype)) for value in values])
+        norms = torch._foreach_norm([wide(value) for value in values])
         means = _per_element(list(torch._foreach_mul(norms, norms)), list(scores), weight)
         return cls(scores, means, count, squared=False, weight=weight)
 
     @classmethod
-    def of_squares(cls, squares: dict[Tensor, Tensor], count: int | Tensor) -> Observation:
+    def of_squares(
+        cls, squares: dict[Tensor, Tensor], count: int | Tensor, weight: float
+    ) -> Observation:
         """Describe sums of per-sample squares."""
-        means = _per_element([square.sum() for square in squares.values()], list(squares), 1.0)
-        return cls(squares, means, count, squared=True)
+        means = _per_element([square.sum() for square in squares.values()], list(squares), weight)
+        return cls(squares, means, count, squared=True, weight=weight)
 
-    def square(self, value: Tensor) -> Tensor:
-        """Return one of `values` as a part of the diagonal."""
-        if self.squared:
-            return value
-        return value.to(accumulator(value.dtype)).square().mul_(self.weight)
+    def diagonal(self, value: Tensor) -> Tensor:
+        """Return one of `values` as its part of the diagonal."""
+        return (value if self.squared else wide(value).square()) * self.weight
 
     def is_finite(self) -> bool:
         """Whether every value is; a mean of squares is finite only if they are."""
@@ -85,7 +86,7 @@ def merged(earlier: Observation | None, later: Observation | None) -> Observatio
     for part in (earlier, later):
         share = _share(part.count, count)
         for param, value in part.values.items():
-            square = part.square(value) * share
+            square = part.diagonal(value) * share
             values[param] = values[param].add_(square) if param in values else square
             mean = part.means[param] * share
             means[param] = means[param] + mean if param in means else mean
@@ -96,11 +97,6 @@ def _share(part: int | Tensor, whole: int | Tensor) -> float | Tensor:
     if isinstance(whole, Tensor):  # a mask may leave out everything, and only the device knows
         return torch.as_tensor(part, device=whole.device).double() / whole.clamp(min=1)
     return part / whole
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that importance of a parameter of this type is kept in."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def _per_element(sums: list[Tensor], params: list[Tensor], weight: float) -> dict[Tensor, Tensor]:

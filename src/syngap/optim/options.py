@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from torch import Tensor
 
-__all__ = ["check_options", "check_own_options", "check_params"]
+__all__ = ["check_named", "check_options", "check_own_options", "check_params"]
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -38,6 +38,16 @@ def check_params(params: list[Tensor]) -> None:
             raise ValueError(
                 f"SynGAP takes real parameters, got {param.dtype} of shape {tuple(param.shape)}; "
                 "optimize torch.view_as_real(parameter) instead"
+            )
+
+
+def check_named(params: Iterable[Tensor], names: dict[Tensor, str] | None) -> None:
+    """Refuse parameters that the model does not have, where there is a model."""
+    for param in params if names is not None else ():
+        if param not in cast(dict[Tensor, str], names):
+            raise ValueError(
+                f"a parameter of shape {tuple(param.shape)} is not one of model's; pass the model "
+                "whose parameters are optimized, and call grow() for one that it replaced"
             )
 
 

@@ -6,7 +6,7 @@ Each rule takes what entered the module and the gradient that arrived at its out
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["Call", "hold_statistics", "is_readable", "rule_of", "uses_batch_statistics", "wide"]
+from syngap.optim.precision import wide
+
+__all__ = ["Call", "hold_statistics", "is_readable", "rule_of", "uses_batch_statistics"]
 
 # How many numbers of per-sample weight gradients an accelerator may hold at a time. A CPU takes
 # one sample at a time, which is as fast and stays in its cache.
@@ -25,9 +27,13 @@ _CHUNK = 1 << 25
 
 @dataclass
 class Call:
-    """One call of a module: what entered it, and where its output's gradient will arrive."""
+    """One call of a module: what entered it, and where its output's gradient will arrive.
+
+    `params` are those the call used: `torch.func.functional_call` swaps them for its time.
+    """
 
     module: nn.Module
+    params: Mapping[str, Tensor]
     entered: Tensor
     version: int
     output_nr: int
@@ -242,22 +248,16 @@ def _along_channels(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Return the tensor in a type whose squares neither overflow nor vanish."""
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
-
-
 def hold_statistics(call: Call) -> Callable[[tuple[Any, ...], tuple[Any, ...]], Any]:
     """Replace BatchNorm's input gradient by the one it has when its statistics are constants."""
 
     def replace(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
         if grad_inputs[0] is None:
             return None
-        module, grad = call.module, grad_outputs[0]
-        assert isinstance(module, _BatchNorm)
+        grad = grad_outputs[0]
         _, scale = _statistics(call)
-        if module.weight is not None:
-            scale = scale * module.weight.detach()
+        if "weight" in call.params:
+            scale = scale * call.params["weight"].detach()
         grad_input = grad * _along_channels(scale, grad).to(grad.dtype)
         return (grad_input.to(grad_inputs[0].dtype), *grad_inputs[1:])
 

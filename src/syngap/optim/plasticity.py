@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from syngap.optim.precision import wide
+
 __all__ = ["linear_plasticity", "plasticity"]
 
 # The largest arctanh of a float below one is 18.7; divided by this it still fits a float32.
@@ -84,13 +86,9 @@ def mask(
     importance: Tensor, slope: Tensor | float, damping: float, ambient: float, bounded: bool
 ) -> Tensor:
     """Return Ω, given what `damping_and_slope` returned."""
-    argument = _wide(importance).add(damping).mul_(slope)
+    argument = wide(importance).add(damping).mul_(slope)
     if bounded:
         argument.sigmoid_().mul_(2.0).add_(ambient)
     else:
         argument.add_(1.0 + ambient)
     return argument.to(importance.dtype)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syngap.optim.importance import Prediction
+from syngap.optim.importance import SCALE, Prediction
 
 __all__ = [
     "is_sharded",
@@ -77,7 +77,7 @@ def sharded_scores(
         # Without `inputs` this would add to the gradient of every leaf, not only of ours.
         torch.autograd.backward(
             prediction.output,
-            prediction.cotangent * prediction.scale,
+            prediction.cotangent * SCALE,
             retain_graph=True,
             inputs=leaves,
         )
@@ -137,7 +137,7 @@ def _require_group(units: list[Any], params: Sequence[Tensor], processes: int) -
 
 def _states() -> list[Any]:
     """What FSDP2 keeps about each module that `fully_shard` was called on, in this process."""
-    if not dist.is_available():
+    if not dist.is_available() or not dist.is_initialized():
         return []
     from torch.distributed._composable_state import _get_module_state, _module_state_mapping
 

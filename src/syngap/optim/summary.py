@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -12,12 +11,20 @@ __all__ = ["describe", "thinned"]
 
 _QUANTILES = (0.05, 0.5, 0.95)
 _KEPT = 1024
+_GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples spread evenly between 0 and 1, in no order
 
 
 def thinned(values: Tensor) -> Tensor:
-    """Return at most 1024 evenly spaced values of a tensor."""
+    """Return at most 1024 values of a tensor, one from each of as many equal stretches.
+
+    Where in its stretch is irregular, so that no stride falls in step with the rows of a matrix.
+    """
     flat = values.flatten()
-    return flat[:: max(1, math.ceil(flat.numel() / _KEPT))]
+    if flat.numel() <= _KEPT:
+        return flat
+    stretch = torch.arange(_KEPT, device=flat.device)
+    inside = (stretch * _GOLDEN_RATIO).frac()
+    return flat[((stretch + inside) * (flat.numel() / _KEPT)).long()]
 
 
 def describe(name: str, parts: Iterable[tuple[Tensor, int]]) -> dict[str, Tensor]:

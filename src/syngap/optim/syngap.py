@@ -19,24 +19,29 @@ learning". With θ the parameters and F their importance, each step does
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from syngap.optim import distributed
+from syngap.optim import distributed, sharded
 from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.estimator import Estimator, EstimatorName
 from syngap.optim.means import Means
-from syngap.optim.observation import Observation, accumulator, merged
-from syngap.optim.options import check_options, check_own_options, check_params
+from syngap.optim.notices import warn
+from syngap.optim.observation import Observation, merged
+from syngap.optim.options import check_named, check_options, check_own_options, check_params
 from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
+from syngap.optim.precision import accumulator
+from syngap.optim.states import grown, match, require_growth, restored
 from syngap.optim.summary import describe, thinned
 from syngap.optim.update import Work, fold, update
+
+if TYPE_CHECKING:
+    from syngap.optim.wrapped import WrappedSynGAP
 
 __all__ = ["SynGAP"]
 
@@ -77,7 +82,8 @@ class SynGAP(Optimizer):
             unbiased, noisy. "exact" squares sample by sample, for `model`'s Linear, Conv1d/2d,
             BatchNorm, LayerNorm, GroupNorm and Embedding (others take the square of their summed
             score, and a warning names them). Train-mode BatchNorm counts with its batch statistics
-            held constant. Every module's input must have the batch first: another order goes
+            held constant; nothing else may mix samples (attention across the batch, mixup of
+            activations). Every module's input must have the batch first: another order goes
             unnoticed where it has the same length. "empirical" is "sampled" with the true labels
             given to `observe`: neither unbiased nor independent of the batch size, for comparison
             only.
@@ -172,12 +178,14 @@ class SynGAP(Optimizer):
         generator: torch.Generator | None = None,
         model: nn.Module | None = None,
         process_group: distributed.Group = "auto",
-    ) -> SynGAP:
+    ) -> WrappedSynGAP:
         """Return `optimizer` behind the gate: θ ← θ + Ω ⊙ (the update it would have made).
 
         Plain SGD behind the gate is SynGAP itself, bit for bit in float32 and float64. Learning
         rates, momentum, decay and state stay those of `optimizer`, whose parameter groups are
-        shared.
+        shared. It must take the parameters as it finds them: one that keeps a copy of them (master
+        weights, schedule-free averaging, Lookahead) would write that copy over what the gate held
+        back.
 
         Examples:
             >>> model = nn.Linear(4, 3)
@@ -278,7 +286,7 @@ class SynGAP(Optimizer):
     def summary(self) -> dict[str, float]:
         """Return numbers to log: means and quantiles of the mask, overall and by tensor, and μ/λ.
 
-        Quantiles are taken over at most 1024 evenly spaced values of each tensor.
+        Means of the mask and quantiles are taken over at most 1024 values of each tensor.
 
         Examples:
             >>> model = nn.Linear(2, 2)
@@ -287,12 +295,12 @@ class SynGAP(Optimizer):
             ['importance/weight/mean', 'plasticity/weight/mean', 'plasticity/weight/q05']
         """
         network = self._network_mean()
-        names = self._estimator.names() or {p: str(i) for i, p in enumerate(self._params())}
+        names = self._names() or {p: str(i) for i, p in enumerate(self._params())}
         values: dict[str, Tensor] = {"importance/mean": network}
         parts = []
         for group in self.param_groups:
             for param in group["params"]:
-                some = thinned(distributed.local(self._importance_of(param)))
+                some = thinned(sharded.local(self._importance_of(param)))
                 mask = _mask(some, self._mean_for(group, param, network), group).to(network)
                 values[f"importance/{names[param]}/mean"] = self._mean_of(param)
                 values |= describe(f"plasticity/{names[param]}", [(mask, param.numel())])
@@ -321,13 +329,14 @@ class SynGAP(Optimizer):
         The Fisher information needs no labels. Typical inputs are a sample of what a pre-trained
         model was trained on, or its own samples. Their mean importance replaces what was there;
         later observations fade it at the rate of `retention`, and a loop that never observes keeps
-        it. The model runs in eval mode; its modes, buffers and gradients and the state of every
-        random generator are afterwards what they were.
+        it. The model runs in eval mode; its modes, buffers and gradients and the states of torch's
+        random generators are afterwards what they were.
 
         Args:
             model: the model whose parameters this optimizer holds.
             inputs: batches for the model (a tensor, a tuple of arguments or a dict of keyword
-                arguments each), or one tensor to be cut into batches.
+                arguments each), or one tensor to be cut into batches. For pairs of inputs and
+                labels pass `predict=lambda batch: model(batch[0])`.
             batch_size: length of the batches cut from a tensor. Smaller ones cost more time and
                 give the "sampled" estimator less noise.
             predict: computes logits or a distribution from a batch in place of `model(batch)`.
@@ -358,8 +367,9 @@ class SynGAP(Optimizer):
         if seen is None:
             raise ValueError("consolidate needs at least one batch with a finite importance")
         with torch.no_grad():
-            self._advance_means(seen, keep=0.0)
-            for work in self._lay_out(seen, self._network_mean(), keep=0.0):
+            means = self._current_means()
+            self._advance(means, seen, keep=0.0)
+            for work in self._lay_out(seen, means.network(), keep=0.0):
                 fold(work)
         self._has_observed = True
 
@@ -393,11 +403,7 @@ class SynGAP(Optimizer):
         )
         if place is None:
             raise ValueError(f"old {tuple(old.shape)} is not a parameter of this optimizer")
-        if old.dim() != new.dim() or any(n < o for o, n in zip(old.shape, new.shape, strict=True)):
-            raise ValueError(
-                f"new must be at least as large as old in every dimension, "
-                f"got {tuple(new.shape)} for {tuple(old.shape)}"
-            )
+        require_growth(old, new, self._states())
         if any(param is new for param in self._params()):
             raise ValueError(f"new {tuple(new.shape)} is already a parameter of this optimizer")
         names = self._estimator.names()
@@ -405,22 +411,12 @@ class SynGAP(Optimizer):
             raise ValueError(
                 f"new {tuple(new.shape)} is not a parameter of model; put it there before grow()"
             )
-        for states in self._states():
-            for key, value in states.get(old, {}).items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != old.shape:
-                    raise ValueError(
-                        f"{key} has shape {tuple(value.shape)} for old {tuple(old.shape)}, and "
-                        "how that grows is not known"
-                    )
         params, index = place
         params[index] = new
         self._observation = None
         for states in self._states():
-            state = states.pop(old, None)
-            if state is not None:
-                states[new] = {key: _padded(value, old, new) for key, value in state.items()}
-                if "mean" in states[new]:
-                    states[new]["mean"] = state["mean"] * (old.numel() / new.numel())
+            if old in states:
+                states[new] = grown(states.pop(old), old, new)
         self._estimator.attach()
 
     # torch.optim's own.
@@ -439,20 +435,19 @@ class SynGAP(Optimizer):
         """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is."""
         saved: dict[Tensor, dict[str, Any]] = {}
         # As the last hook, because a hook may replace what is loaded.
-        match = self.register_load_state_dict_pre_hook(
-            lambda _, final: saved.update(self._match(final))
+        handle = self.register_load_state_dict_pre_hook(
+            lambda _, final: saved.update(match(final, self.param_groups))
         )
         try:
             super().load_state_dict(state_dict)
         finally:
-            match.remove()
+            handle.remove()
         for param, state in saved.items():
-            for key in ("importance", "mean"):
-                if key in state:
-                    value, dtype = state[key], accumulator(param.dtype)
-                    if key == "mean":  # kept in the widest type of the network
-                        dtype = torch.promote_types(dtype, value.dtype)
-                    self.state[param][key] = value.to(param.device, dtype, copy=True)
+            if state:
+                self.state[param] |= restored(param, state)
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)  # an option that the saving version did not have
         self._observation = None
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
         self._estimator.record(self._is_due())
@@ -482,20 +477,16 @@ class SynGAP(Optimizer):
     def _check_last_group(self) -> None:
         try:
             check_params(self.param_groups[-1]["params"])
-            self._require_model_parameters()
+            self._names()
         except ValueError:
             self.param_groups.pop()
             raise
 
-    def _require_model_parameters(self) -> None:
+    def _names(self) -> dict[Tensor, str] | None:
+        """Return the parameters' names, None without a model."""
         names = self._estimator.names()
-        if names is not None:
-            for param in self._params():
-                if param not in names:
-                    raise ValueError(
-                        f"a parameter of shape {tuple(param.shape)} is not one of model's; "
-                        "pass the model whose parameters are optimized"
-                    )
+        check_named(self._params(), names)
+        return names
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -504,7 +495,7 @@ class SynGAP(Optimizer):
         return [param for param in self._params() if param.requires_grad]
 
     def _by_name(self, tensors: list[Tensor]) -> dict[str, Tensor] | list[Tensor]:
-        names = self._estimator.names()
+        names = self._names()
         if names is None:
             return tensors
         return {names[p]: tensor for p, tensor in zip(self._params(), tensors, strict=True)}
@@ -524,7 +515,7 @@ class SynGAP(Optimizer):
     def _warn(self, topic: str, message: str) -> None:
         if topic not in self._warned:
             self._warned.add(topic)
-            warnings.warn(message, stacklevel=3)
+            warn(message)
 
     # The step.
 
@@ -540,10 +531,10 @@ class SynGAP(Optimizer):
                     f"parameter of shape {tuple(param.shape)}"
                 )
         seen, self._observation = self._observation, None
+        means = self._current_means()
         if seen is not None:
             self._has_observed = True
-            if self._trainable():
-                self._advance_means(seen)
+            self._advance(means, seen)
         elif not self._has_observed and self._moves():
             self._warn(
                 "never observed",
@@ -551,7 +542,7 @@ class SynGAP(Optimizer):
                 "call observe(logits) after zero_grad() and before loss.backward(), or "
                 "consolidate() once before training",
             )
-        network = self._network_mean()
+        network = means.network()
         works = self._lay_out(seen, network)
         if seen is not None:
             self._warn_if_damped(network)
@@ -562,12 +553,12 @@ class SynGAP(Optimizer):
 
     def _moves(self) -> bool:
         # torch.distributed.checkpoint makes states exist by a step at rate zero.
-        rates = [group["lr"] for group in self.param_groups]
+        rates = [group.get("lr", 1.0) for group in self.param_groups]
         return any(isinstance(rate, Tensor) or rate > 0.0 for rate in rates)
 
-    def _advance_means(self, seen: Observation, keep: float | None = None) -> None:
+    def _advance(self, means: Means, seen: Observation, keep: float | None = None) -> None:
         """Let each tensor's mean importance follow the average that its importance follows."""
-        means, first = self._current_means(), 0
+        first = 0
         for group in self.param_groups:
             observed = [seen.means.get(p) for p in group["params"] if p.requires_grad]
             if observed:
@@ -602,11 +593,11 @@ class SynGAP(Optimizer):
                     mean, group["consolidation"], group["damping"], group["bounded"]
                 )
                 work = Work(group, cast(Tensor, slope), damping)
-                work.params = [distributed.local(param) for param in params]
-                work.grads = [distributed.local_gradient(param) for param in params]
-                work.importances = [distributed.local(state["importance"]) for state in states]
+                work.params = [sharded.local(param) for param in params]
+                work.grads = [sharded.local_gradient(param) for param in params]
+                work.importances = [sharded.local(state["importance"]) for state in states]
                 if self._keeps_momentum(group):
-                    work.buffers = [distributed.local(self._buffer_of(param)) for param in params]
+                    work.buffers = [sharded.local(self._buffer_of(param)) for param in params]
                 if seen is not None:
                     work.values = [seen.values.get(param) for param in params]
                     work.squared, work.weight = seen.squared, seen.weight
@@ -647,70 +638,33 @@ class SynGAP(Optimizer):
         return mean
 
     def _network_mean(self) -> Tensor:
-        return self._current_means().network() if self._trainable() else torch.zeros(())
+        return self._current_means().network()
 
     def _mean_for(self, group: dict[str, Any], param: Tensor, network: Tensor) -> Tensor:
         mean = self._mean_of(param) if group["scope"] == "tensor" else network
         return mean.to(param.device)
 
     def _warn_if_damped(self, network: Tensor) -> None:
-        refreshes = self._steps() // self._every + 1
-        waits = network.device.type != "cpu"
         if "damped" in self._warned or self._is_capturable():
             return
-        if waits and refreshes & (refreshes - 1):
-            return  # reading the mean from a device is not free: at refreshes 1, 2, 4, 8, ...
-        mean = network.item()
-        damping = max(group["damping"] for group in self.param_groups)
-        if 0.0 < mean < damping / _MUCH_LARGER:  # at zero no damping would help
-            self._warn(
-                "damped",
-                f"damping {damping:g} is far above the mean importance {mean:g}, so every "
-                "parameter gets nearly the same plasticity and SynGAP is plain descent with a "
-                f"smaller step: set damping below {mean / _MUCH_LARGER:g}",
-            )
-
-    def _match(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
-        """Return the saved state by parameter, or say what does not fit."""
-        saved, own = state_dict["param_groups"], self.param_groups
-        saved_sizes = [len(group["params"]) for group in saved]
-        own_sizes = [len(group["params"]) for group in own]
-        if saved_sizes != own_sizes:
-            raise ValueError(
-                f"the state_dict has parameter groups of {saved_sizes} parameters, "
-                f"this optimizer of {own_sizes}"
-            )
-        known = [key for key in self.defaults if key in own[0]]
-        missing = [key for key in known if any(key not in group for group in saved)]
-        if missing:
-            raise ValueError(
-                f"the state_dict is not one of {type(self).__name__}: its groups lack "
-                f"{', '.join(missing)}"
-            )
-        indices = [index for group in saved for index in group["params"]]
-        matched = {}
-        for index, param in zip(indices, self._params(), strict=True):
-            state = state_dict["state"].get(index, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
-                    raise ValueError(
-                        f"the state_dict has {key} of shape {tuple(value.shape)} for a parameter "
-                        f"of shape {tuple(param.shape)}; if the parameter grew, load before that "
-                        "and call grow()"
-                    )
-            matched[param] = state
-        return matched
+        refreshes = self._steps() // self._every + 1
+        if network.device.type != "cpu" and refreshes & (refreshes - 1):
+            return  # reading from a device is not free: at refreshes 1, 2, 4, 8, ...
+        for group in self.param_groups:
+            least = network.item()
+            if group["scope"] == "tensor":
+                own = [self._mean_of(param).item() for param in group["params"]]
+                least = min((mean for mean in own if mean > 0.0), default=0.0)
+            if 0.0 < least < group["damping"] / _MUCH_LARGER:  # at zero no damping would help
+                self._warn(
+                    "damped",
+                    f"damping {group['damping']:g} is far above the mean importance {least:g}, so "
+                    "parameters get nearly the same plasticity and SynGAP is plain descent with a "
+                    f"smaller step: set damping below {least / _MUCH_LARGER:g}",
+                )
 
 
 def _mask(importance: Tensor, mean: Tensor, group: dict[str, Any]) -> Tensor:
     function = plasticity if group["bounded"] else linear_plasticity
     options = {name: group[name] for name in ("consolidation", "damping", "ambient")}
     return function(importance, mean, **options)
-
-
-def _padded(value: Any, old: Tensor, new: Tensor) -> Any:
-    if not isinstance(value, Tensor) or value.shape != old.shape:
-        return value
-    larger = torch.zeros_like(new, dtype=value.dtype, memory_format=torch.preserve_format)
-    larger[tuple(slice(size) for size in old.shape)] = value
-    return larger

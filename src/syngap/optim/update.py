@@ -28,7 +28,7 @@ class Work:
         buffers: momentum, updated in place; empty without momentum.
         values: what was observed, None where a parameter took no part; empty without observation.
         squared: whether `values` are squares.
-        weight: what squares of `values` are multiplied with.
+        weight: what the squares are multiplied with.
         keep: how much of F stays when something was observed.
     """
 
@@ -78,7 +78,7 @@ def _fold_one(importance: Tensor, value: Tensor | None, work: Work) -> None:
     if value is None:
         return
     if work.squared:
-        importance.add_(value, alpha=1.0 - work.keep)
+        importance.add_(value, alpha=(1.0 - work.keep) * work.weight)
     else:
         importance.addcmul_(value, value, value=(1.0 - work.keep) * work.weight)
 
@@ -160,7 +160,7 @@ def _fold_lists(work: Work) -> None:
     importances = [work.importances[index] for index in known]
     values = [value for value in work.values if value is not None]
     if work.squared:
-        torch._foreach_add_(importances, values, alpha=1.0 - work.keep)
+        torch._foreach_add_(importances, values, alpha=(1.0 - work.keep) * work.weight)
     else:
         torch._foreach_addcmul_(importances, values, values, (1.0 - work.keep) * work.weight)
 

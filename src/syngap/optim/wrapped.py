@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.estimator import Estimator
-from syngap.optim.options import check_options, check_params
+from syngap.optim.options import check_named, check_options, check_params
 from syngap.optim.syngap import SynGAP
 from syngap.optim.update import Work, fold, masks
 
@@ -33,12 +33,19 @@ class WrappedSynGAP(SynGAP):
     """
 
     base: Optimizer
+    _is_made = False
 
     def __init__(
         self, base: Optimizer, defaults: dict[str, Any], estimator: Estimator, every: int
     ) -> None:
         if isinstance(base, _NOT_GATED):
             raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}")
+        taken = sorted(defaults.keys() & base.defaults.keys())
+        if taken:
+            raise ValueError(
+                f"{type(base).__name__} has options of its own called {', '.join(taken)}, which "
+                "the gate's would replace"
+            )
         if any("steps" in group for group in base.param_groups):
             raise ValueError(f"this {type(base).__name__} is behind a gate already: make another")
         for group in base.param_groups:
@@ -46,10 +53,23 @@ class WrappedSynGAP(SynGAP):
             check_params(group["params"])
         self._configure(estimator, every)
         self.base = base
-        self.param_groups = base.param_groups
-        self._require_model_parameters()
-        Optimizer.__init__(self, base.param_groups, defaults)
-        self.param_groups = base.param_groups
+        self._gate = dict(defaults)
+        check_named([p for group in base.param_groups for p in group["params"]], estimator.names())
+        # Takes the base's groups off its list and puts them back one by one.
+        Optimizer.__init__(self, base.param_groups, base.defaults | defaults)
+        self._is_made = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base's own groups, also after it loaded a state that knows nothing of the gate."""
+        for group in self.base.param_groups:
+            for key, value in self._gate.items():
+                group.setdefault(key, value)
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Fold what was observed into the importance, then let the base move the parameters."""
@@ -68,17 +88,19 @@ class WrappedSynGAP(SynGAP):
             held = [(p, p.grad) for p in self._params() if not p.requires_grad]
             for param, _ in held:
                 param.grad = None  # a gradient from before it was frozen would still move it
-            self.base.step()
-            for finish in finishers:
-                finish()
-            for param, grad in held:
-                param.grad = grad
+            try:
+                self.base.step()
+            finally:
+                for finish in finishers:
+                    finish()
+                for param, grad in held:
+                    param.grad = grad
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base, with the gate's own options where given."""
-        if self.param_groups is not getattr(self.base, "param_groups", None):
-            Optimizer.add_param_group(self, param_group)  # while being made, from the base's groups
+        if not self._is_made:
+            Optimizer.add_param_group(self, param_group)
             return
         check_options({**self.defaults, **param_group})
         options = self.defaults | {"steps": self._steps()} | param_group
@@ -105,11 +127,16 @@ class WrappedSynGAP(SynGAP):
                     own.setdefault(index, {})[key] = value
         super().load_state_dict(state_dict | {"state": own})
         self.base.load_state_dict(state_dict | {"state": base})
-        self.param_groups = self.base.param_groups
+        self._estimator.record(self._is_due())
 
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""
-        return super().__getstate__() | {"base": self.base}
+        own = {"base": self.base, "_gate": self._gate, "_is_made": True}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what `__getstate__` gave; the groups are the base's."""
+        super().__setstate__({key: state[key] for key in state if key != "param_groups"})
 
     def _states(self) -> Sequence[dict[Tensor, dict[str, Any]]]:
         return [self.state, self.base.state]

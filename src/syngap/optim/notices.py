@@ -1,0 +1,22 @@
+"""Warnings that point at the caller's own line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+__all__ = ["warn"]
+
+_INSIDE = {"syngap", "torch", "contextlib"}
+
+
+def warn(message: str) -> None:
+    """Warn at the nearest frame outside this package and torch, whose decorators lie between."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and _package(frame.f_globals) in _INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def _package(names: dict[str, object]) -> str:
+    return str(names.get("__name__", "")).partition(".")[0]

@@ -1,0 +1,97 @@
+"""States from elsewhere: of a checkpoint, and of a parameter that grew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syngap.optim.precision import accumulator
+from syngap.optim.sharded import is_sharded
+
+__all__ = ["grown", "match", "require_growth", "restored"]
+
+_DRIFT = 1e-3  # how far rounding may carry a kept mean from the importance it is the mean of
+
+
+def match(
+    state_dict: dict[str, Any], groups: Sequence[dict[str, Any]]
+) -> dict[Tensor, dict[str, Any]]:
+    """Return the saved state by parameter, or say what does not fit."""
+    saved = state_dict["param_groups"]
+    saved_sizes = [len(group["params"]) for group in saved]
+    own_sizes = [len(group["params"]) for group in groups]
+    if saved_sizes != own_sizes:
+        raise ValueError(
+            f"the state_dict has parameter groups of {saved_sizes} parameters, "
+            f"this optimizer of {own_sizes}"
+        )
+    if not all("retention" in group for group in saved):
+        raise ValueError(
+            "the state_dict is not one of SynGAP: its groups lack retention; one of a bare "
+            "optimizer behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
+        )
+    indices = [index for group in saved for index in group["params"]]
+    params = [param for group in groups for param in group["params"]]
+    matched = {}
+    for index, param in zip(indices, params, strict=True):
+        matched[param] = state = state_dict["state"].get(index, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
+                raise ValueError(
+                    f"the state_dict has {key} of shape {tuple(value.shape)} for a parameter of "
+                    f"shape {tuple(param.shape)}; if the parameter grew, load before that and call "
+                    "grow()"
+                )
+    return matched
+
+
+def restored(param: Tensor, saved: dict[str, Any]) -> dict[str, Tensor]:
+    """Return a saved importance and its mean for a parameter, in their own precision."""
+    if "importance" not in saved:
+        return {}
+    dtype = accumulator(param.dtype)
+    importance = saved["importance"].to(param.device, dtype, copy=True)
+    mean = saved.get("mean")
+    if is_sharded(importance) and mean is not None:
+        return {"importance": importance, "mean": mean.to(param.device, copy=True)}
+    true = importance.mean()
+    # The kept mean goes on bit for bit, unless somebody changed the importance alone.
+    if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT, atol=0.0):
+        mean = true
+    # Means are kept in the widest type of the network.
+    dtype = torch.promote_types(dtype, mean.dtype)
+    return {"importance": importance, "mean": mean.to(param.device, dtype, copy=True)}
+
+
+def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]) -> None:
+    """Refuse a parameter that does not begin with the old one, or a state not known to grow."""
+    if old.dim() != new.dim() or any(n < o for o, n in zip(old.shape, new.shape, strict=True)):
+        raise ValueError(
+            f"new must be at least as large as old in every dimension, "
+            f"got {tuple(new.shape)} for {tuple(old.shape)}"
+        )
+    for state in states:
+        for key, value in state.get(old, {}).items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != old.shape:
+                raise ValueError(
+                    f"{key} has shape {tuple(value.shape)} for old {tuple(old.shape)}, and how "
+                    "that grows is not known"
+                )
+
+
+def grown(state: dict[str, Any], old: Tensor, new: Tensor) -> dict[str, Any]:
+    """Return the state of `old` for `new`: the same where it was, zero where it is new."""
+    larger = {}
+    for key, value in state.items():
+        larger[key] = value
+        if isinstance(value, Tensor) and value.dim() and value.shape == old.shape:
+            larger[key] = torch.zeros_like(
+                new, dtype=value.dtype, memory_format=torch.preserve_format
+            )
+            larger[key][tuple(slice(size) for size in old.shape)] = value
+    if "mean" in state:
+        larger["mean"] = state["mean"] * (old.numel() / new.numel())
+    return larger
