@@ -138,6 +138,16 @@ SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
 }
 
 
+def test_a_scheduler_that_cycles_momentum_reaches_the_base() -> None:
+    model = network()
+    optimizer = SynGAP.wrap(AdamW(model.parameters(), lr=0.01), **GATE)
+    schedule = OneCycleLR(optimizer, max_lr=0.2, total_steps=6)
+    train(model, optimizer, range(1))
+    first = optimizer.base.param_groups[0]["betas"]
+    schedule.step()
+    assert optimizer.base.param_groups[0]["betas"] != first
+
+
 @pytest.mark.parametrize("schedule", SCHEDULERS.values(), ids=SCHEDULERS)
 @every_maker
 def test_schedulers_change_the_step(
@@ -211,7 +221,7 @@ def test_a_hook_may_replace_the_state_that_is_loaded(make: Make) -> None:
     optimizer = make(model)
     train(model, optimizer, range(3))
     saved = copy.deepcopy(optimizer.state_dict())
-    before = as_list(optimizer.importance())
+    before, masks = as_list(optimizer.importance()), as_list(optimizer.plasticity())
 
     def halve(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         state = {
@@ -223,6 +233,10 @@ def test_a_hook_may_replace_the_state_that_is_loaded(make: Make) -> None:
     optimizer.register_load_state_dict_pre_hook(halve)
     optimizer.load_state_dict(saved)
     assert_identical(as_list(optimizer.importance()), [value / 2 for value in before])
+    # The mask is a function of importance, so halving all of it changes nothing.
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    for mask, same in zip(as_list(optimizer.plasticity()), masks, strict=True):
+        torch.testing.assert_close(mask, same, **close)
 
 
 # Saving, copying ----------------------------------------------------------------------------------
@@ -644,7 +658,7 @@ COMPILED_TOLERANCE = {"wrapped-adamw": 5e-6}
     not (shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")),
     reason="torch.compile needs a C++ compiler",
 )
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # as inductor is imported
+@pytest.mark.filterwarnings("default")  # inductor's own differ from version to version
 @every_name
 def test_a_compiled_step_is_the_same_and_is_not_compiled_again(name: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -879,3 +893,37 @@ def test_the_table_has_the_forms_that_differ() -> None:
     for one, other in itertools.combinations(MAKERS, 2):
         difference = largest_difference(trajectories[one], trajectories[other])
         assert (difference < 1e-6) == (frozenset((one, other)) in alike), (one, other)
+
+
+def test_a_state_of_a_version_with_fewer_options_is_filled_up() -> None:
+    model = network()
+    optimizer = MAKERS["plain"](model)
+    train(model, optimizer, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        del group["bounded"]
+    other = MAKERS["plain"](copy.deepcopy(model))
+    other.load_state_dict(saved)
+    assert_identical(as_list(other.importance()), as_list(optimizer.importance()))
+    assert other.param_groups[0]["bounded"] is True
+
+
+def test_importance_changed_by_hand_takes_its_mean_along() -> None:
+    model = network()
+    optimizer = MAKERS["plain"](model)
+    train(model, optimizer, range(3))
+    masks = as_list(optimizer.plasticity())
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        state["importance"] *= 100
+    optimizer.load_state_dict(saved)
+    for mask, same in zip(as_list(optimizer.plasticity()), masks, strict=True):
+        torch.testing.assert_close(mask, same, rtol=1e-5, atol=1e-6)
+
+
+def test_a_warning_points_at_the_line_that_caused_it() -> None:
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="no importance yet") as caught:
+        optimizer.step()
+    assert [record.filename for record in caught] == [__file__]

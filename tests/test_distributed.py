@@ -22,7 +22,8 @@ from syngap import SynGAP
 from syngap.optim.distributed import independent_draws, reduced
 from syngap.optim.importance import sample_labels
 
-pytestmark = needs_gloo
+# Each spawn takes two cores and has a time limit, so they run one after the other.
+pytestmark = [needs_gloo, pytest.mark.xdist_group("processes")]
 
 STEPS = 10
 TOLERANCE = 1e-10
@@ -371,6 +372,31 @@ def consolidated_alone() -> dict[str, list[Tensor]]:
 def test_ddp_consolidates_as_one_process(ddp: Results) -> None:
     first, second = ddp["consolidated"]
     assert_outcome(first, consolidated_alone())
+    assert_same_bits(first, second)
+
+
+def padding_alone(rank: int | None) -> Any:
+    """The second process has a batch of padding; then both have."""
+    model = build() if rank is None else DistributedDataParallel(build())
+    optimizer = syngap()(model)
+    x, targets, labels, _ = draw(rank, 0, 0)
+    everywhere = torch.tensor([True] * 3 + [False] * 5)
+    mask = everywhere if rank is None else everywhere[ROWS[rank]]
+    logits = model(x)
+    optimizer.observe(Dictated(logits, labels), mask=mask)
+    loss_of(rank, logits, targets).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="mask leaves out every position"):
+        optimizer.observe(model(x), mask=torch.zeros(len(x), dtype=torch.bool))
+    return outcome(optimizer)
+
+
+DDP["padding-alone"] = padding_alone
+
+
+def test_a_process_may_bring_nothing_but_padding(ddp: Results) -> None:
+    first, second = ddp["padding-alone"]
+    assert_outcome(first, padding_alone(None))
     assert_same_bits(first, second)
 
 

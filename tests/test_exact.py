@@ -919,3 +919,61 @@ def test_a_copy_of_a_hooked_model_lives_its_own_life(
     others = observer(again)
     assert_near(observed(others, again(x)), expected, 1e-12)
     assert_near(observed(optimizer, model(x)), expected, 1e-12)
+
+
+SWAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "scaled": lambda param: param * 2,
+    "masked": lambda param: param * (torch.arange(param.numel()).view_as(param) % 2),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
+def test_parameters_swapped_for_a_call_are_not_read_as_the_modules(
+    swap: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    swapped = {name: swap(param) for name, param in model.named_parameters()}
+    found = []
+    for estimator in ("exact", "sampled"):
+        model.eval()  # so that the two mean the same
+        generator = torch.Generator().manual_seed(0)
+        optimizer = SynGAP(
+            model.parameters(),
+            lr=0.0,
+            retention=0.0,
+            estimator=estimator,
+            model=model,
+            generator=generator,
+        )
+        exact = estimator == "exact"
+        with pytest.warns(UserWarning, match=r"0\.weight") if exact else nullcontext():
+            optimizer.observe(torch.func.functional_call(model, swapped, (x,)))
+        optimizer.step()
+        found.append(optimizer.importance())
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-10, atol=1e-14)
+
+
+def test_swapped_statistics_scale_is_the_one_that_was_used() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    gain = torch.rand(4, dtype=torch.float64) + 2
+    x = torch.randn(5, 3, dtype=torch.float64)
+    results = []
+    for swap in (True, False):
+        model[1].weight.data.fill_(1.0) if swap else model[1].weight.data.copy_(gain)
+        optimizer = SynGAP(
+            [model[0].weight],
+            lr=0.0,
+            retention=0.0,
+            estimator="exact",
+            model=model,
+            generator=torch.Generator().manual_seed(0),
+        )
+        used = {"1.weight": gain} if swap else {}
+        optimizer.observe(torch.func.functional_call(model, used, (x,)))
+        optimizer.step()
+        results.append(optimizer.importance()["0.weight"])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=0.0)

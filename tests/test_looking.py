@@ -289,3 +289,41 @@ def test_resuming_does_not_warn(make: Make) -> None:
     train(model, optimizer, range(3))
     fresh.load_state_dict(optimizer.state_dict())
     steps_without_warning(lambda: step_unobserved(resumed, fresh))
+
+
+def test_a_summary_is_right_where_columns_differ() -> None:
+    """Evenly spaced values of a 1024 × 784 matrix would all come from one column."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    optimizer = SynGAP(model.parameters(), lr=0.1, consolidation=0.5, model=model)
+    x = torch.rand(64, 784) * torch.linspace(0, 1, 784)
+    x[:, 0] = 0.0
+    optimizer.consolidate(model, x)
+    summary, masks = optimizer.summary(), optimizer.plasticity()
+    assert isinstance(masks, dict)
+    mask = masks["0.weight"].flatten()
+    assert abs(summary["plasticity/0.weight/mean"] - mask.mean()) < 0.03
+    for name, quantile in (("q05", 0.05), ("q50", 0.5), ("q95", 0.95)):
+        true = mask[::7].quantile(quantile)
+        assert abs(summary[f"plasticity/0.weight/{name}"] - true) < 0.05
+
+
+def test_looking_after_a_head_was_replaced_says_grow() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = SynGAP(model.parameters(), lr=0.1, model=model)
+    model[1] = nn.Linear(4, 3)
+    for look in (optimizer.importance, optimizer.plasticity, optimizer.summary):
+        with pytest.raises(ValueError, match=r"shape \(2, 4\) is not one of model's.*grow\(\)"):
+            look()
+
+
+def test_damping_far_above_one_tensor_warns_where_each_counts_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-6)  # so little of the first layer's input gets through
+    optimizer = SynGAP(model.parameters(), lr=0.1, scope="tensor", damping=1e-8)
+    logits = model(torch.randn(8, 3))
+    optimizer.observe(logits)
+    logits.sum().backward()
+    with pytest.warns(UserWarning, match="damping 1e-08 is far above the mean importance"):
+        optimizer.step()

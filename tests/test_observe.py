@@ -383,3 +383,38 @@ def test_what_cannot_be_observed_is_said(
     optimizer = observer(model, estimator)
     with pytest.raises(error, match=message):
         optimizer.observe(prediction(model(x)))
+
+
+def test_classes_ruled_out_have_no_share() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5)
+    x = torch.randn(6, 3)
+    ruled_out = torch.tensor([False, True, False, True, False])
+    masked = SynGAP(
+        model.parameters(), lr=0.0, retention=0.0, generator=torch.Generator().manual_seed(1)
+    )
+    masked.observe(model(x).masked_fill(ruled_out, -torch.inf))
+    masked.step()
+    weight, bias = masked.importance()
+    assert not weight[ruled_out].any()
+    assert not bias[ruled_out].any()
+    assert (weight[~ruled_out] > 0).all()
+
+
+def test_half_precision_in_between_does_not_lose_small_scores() -> None:
+    """The logits are wide again, but the gradients went through float16 on their way."""
+    torch.manual_seed(0)
+    body, head = nn.Linear(8, 8), nn.Linear(8, 4)
+    with torch.no_grad():
+        head.weight.mul_(1e-5)
+    diagonals = []
+    for kind in (torch.float32, torch.float16):
+        optimizer = SynGAP(
+            body.parameters(), lr=0.0, retention=0.0, generator=torch.Generator().manual_seed(3)
+        )
+        hidden = body(torch.ones(16, 8)).to(kind)
+        optimizer.observe(nn.functional.linear(hidden, head.weight.to(kind)).float())
+        optimizer.step()
+        diagonals.append(optimizer.importance()[0])
+    wide, half = diagonals
+    assert (half - wide).abs().max() < 0.05 * wide.abs().max()

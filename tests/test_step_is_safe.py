@@ -181,7 +181,7 @@ def test_logits_that_are_not_finite_are_refused_or_count_zero(estimator: str, ba
 
     careful = optimizer_for(model, estimator)
     before = observed(careful, model(x))
-    with pytest.raises(ValueError, match="logits must be finite, got 4 NaN or infinite of 24"):
+    with pytest.raises(ValueError, match=r"logits must be finite, .*got 4 NaN or infinite of 24"):
         careful.observe(model(spoiled))
     careful.step()
     assert all(torch.equal(importance_of(careful)[name], before[name]) for name in before)

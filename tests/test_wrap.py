@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import (
     GATE,
     as_list,
@@ -216,3 +217,66 @@ def test_a_base_is_gated_once() -> None:
     with pytest.raises(ValueError, match="this Adam is behind a gate already"):
         SynGAP.wrap(base)
     assert_identical(base.state_dict(), before)
+
+
+def test_a_bare_state_loaded_into_the_base_leaves_the_two_together() -> None:
+    model = network()
+    bare = Adam(model.parameters(), lr=0.05)
+    F.cross_entropy(model(torch.randn(4, 4)), torch.tensor([0, 1, 2, 0])).backward()
+    bare.step()
+    optimizer = SynGAP.wrap(Adam(model.parameters(), lr=0.01), consolidation=0.5)
+    optimizer.base.load_state_dict(bare.state_dict())
+    assert optimizer.param_groups is optimizer.base.param_groups
+    assert optimizer.param_groups[0]["consolidation"] == 0.5
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = [param.clone() for param in model.parameters()]
+    optimizer.step()
+    assert_identical(list(model.parameters()), before)
+
+
+class Rateless(Optimizer):
+    """A base without a learning rate."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            param.sub_(param.grad)
+
+
+class Failing(SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise OSError("out of luck")
+
+
+def test_a_base_needs_no_rate() -> None:
+    model = network()
+    optimizer = SynGAP.wrap(Rateless(model.parameters()))
+    F.cross_entropy(model(torch.randn(4, 4)), torch.tensor([0, 1, 2, 0])).backward()
+    with pytest.warns(UserWarning, match="no importance yet"):
+        optimizer.step()
+
+
+def test_a_step_that_fails_gives_the_gradients_back() -> None:
+    model = network()
+    optimizer = SynGAP.wrap(Failing(model.parameters(), lr=0.1))
+    logits = model(torch.randn(4, 4))
+    optimizer.observe(logits)
+    F.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
+    before = [param.grad.clone() for param in model.parameters()]
+    with pytest.raises(OSError, match="luck"):
+        optimizer.step()
+    assert_identical([param.grad for param in model.parameters()], before)
+
+
+def test_options_of_the_same_name_are_refused() -> None:
+    class Damped(SGD):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, lr=0.1)
+            self.defaults["damping"] = 0.5
+
+    with pytest.raises(ValueError, match="Damped has options of its own called damping"):
+        SynGAP.wrap(Damped(network().parameters()))
