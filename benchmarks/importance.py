@@ -183,8 +183,8 @@ def main() -> None:
         for case, value in seconds.items():
             peak, least = peaks[case], peaks[BASE]
             over = f"{peak - least:+.0f}" if peak is not None and least is not None else "?"
-            ratio = f"{value / seconds[BASE]:.2f}"
-            rows.append([case, f"{1e3 * value:.1f}", ratio, "" if case == BASE else over])
+            ratio = f"{value.over(seconds[BASE]):.2f}"
+            rows.append([case, f"{1e3 * value.median():.1f}", ratio, "" if case == BASE else over])
         table(
             f"{network}, batch {args.batch}, {machine()}",
             ["", "ms", f"× {BASE}", "peak memory, MB over it"],

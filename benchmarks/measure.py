@@ -14,13 +14,25 @@ from pathlib import Path
 import torch
 
 
-def in_turns(cases: Mapping[str, Callable[[], float | None]], rounds: int) -> dict[str, float]:
-    """Return each case's median seconds over `rounds` in which every case has its turn.
+class Seconds(list[float]):
+    """What each round of a case took."""
+
+    def median(self) -> float:
+        """Return the middle one."""
+        return statistics.median(self)
+
+    def over(self, other: Seconds) -> float:
+        """Return the median of the rounds' ratios, which drifts of the machine leave alone."""
+        return statistics.median(a / b for a, b in zip(self, other, strict=True))
+
+
+def in_turns(cases: Mapping[str, Callable[[], float | None]], rounds: int) -> dict[str, Seconds]:
+    """Return each case's seconds over `rounds` in which every case has its turn.
 
     Turns spread the machine's moods evenly over the cases, so that ratios hold even where absolute
     times drift. A case may return the seconds that count; otherwise its whole call does.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    seconds = {name: Seconds() for name in cases}
     for number in range(-1, rounds):  # the first round warms up
         for name, case in cases.items():
             progress(f"round {max(number, 0)}/{rounds}  {name}")
@@ -30,7 +42,7 @@ def in_turns(cases: Mapping[str, Callable[[], float | None]], rounds: int) -> di
             if number >= 0:
                 seconds[name].append(elapsed if counted is None else counted)
     progress("")
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
 
 
 def peak_memory(case: Callable[[], object]) -> float | None:

@@ -47,7 +47,7 @@ def timed(optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> Calla
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -74,8 +74,8 @@ def main() -> None:
         [
             [
                 name,
-                f"{1e3 * value:.1f}",
-                f"{value / seconds[PEER]:.2f}",
+                f"{1e3 * value.median():.1f}",
+                f"{value.over(seconds[PEER]):.2f}",
                 f"{state_bytes(optimizers[name]):.1f}",
             ]
             for name, value in seconds.items()

@@ -927,3 +927,19 @@ def test_a_warning_points_at_the_line_that_caused_it() -> None:
     with pytest.warns(UserWarning, match="no importance yet") as caught:
         optimizer.step()
     assert [record.filename for record in caught] == [__file__]
+
+
+def test_large_tensors_cut_into_pieces_take_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for piece in (1 << 19, 5):
+        monkeypatch.setattr("syngap.optim.update._PIECE", piece)
+        for scope in ("network", "tensor"):
+            model = network()
+            optimizer = itself(scope=scope, momentum=0.9, weight_decay=0.01)(model)
+            model[0].bias.requires_grad_(False)
+            train(model, optimizer, range(4))
+            results.append((list(model.parameters()), as_list(optimizer.importance())))
+    for whole, pieces in zip(results[:2], results[2:], strict=True):
+        for kept, cut in zip(whole, pieces, strict=True):
+            for a, b in zip(kept, cut, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from syngap.optim.plasticity import mask
 
 __all__ = ["Work", "fold", "masks", "update"]
+
+_PIECE = 1 << 19
 
 
 @dataclass
@@ -69,6 +71,8 @@ def update(work: Work) -> None:
     """Fold, then θ ← θ - η Ω ⊙ m with m ← momentum · m + ∇L + weight_decay · θ."""
     if _takes_lists(work):
         _update_lists(work)
+    elif work.params[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        _update_each(_in_pieces(work))
     else:
         _update_each(work)
 
@@ -163,6 +167,35 @@ def _fold_lists(work: Work) -> None:
         torch._foreach_add_(importances, values, alpha=(1.0 - work.keep) * work.weight)
     else:
         torch._foreach_addcmul_(importances, values, values, (1.0 - work.keep) * work.weight)
+
+
+def _in_pieces(work: Work) -> Work:
+    """Cut large tensors into views whose temporaries stay in a CPU's cache.
+
+    A compiled step has no temporaries, and differentiable ones must keep theirs whole.
+    """
+    if work.options["differentiable"]:
+        return work
+    pieces = replace(work, params=[], grads=[], importances=[], buffers=[], values=[])
+    slopes = []
+    for index, param in enumerate(work.params):
+        columns = [
+            (getattr(pieces, name), column[index])
+            for name in ("params", "grads", "importances", "buffers", "values")
+            if (column := getattr(work, name))
+        ]
+        known = [tensor for _, tensor in columns if tensor is not None]
+        cut = param.numel() > _PIECE and all(tensor.is_contiguous() for tensor in known)
+        count = -(-param.numel() // _PIECE) if cut else 1
+        for column, tensor in columns:
+            if cut and tensor is not None:
+                column.extend(torch.split(tensor.view(-1), _PIECE))
+            else:
+                column.extend([tensor] * count)
+        slopes += [work.slope[index]] * count if work.slope.dim() else []
+    if slopes:
+        pieces.slope = torch.stack(slopes)
+    return pieces
 
 
 def _takes_lists(work: Work) -> bool:
