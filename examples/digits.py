@@ -101,8 +101,8 @@ def forgetting(accuracy: Tensor) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     print(__doc__)
-    print(f"{'':20}", *(f"rate {rate:<16}" for rate in RATES), "time a run")
-    print(f"{'':20}", *["accuracy  forgets    "] * len(RATES))
+    print(f"{'':20}", *(f"rate {rate:<15}" for rate in RATES), "time a run")
+    print(f"{'':20}", *[f"{'accuracy':10}   {'forgets':7}"] * len(RATES))
     runs, done = len(METHODS) * len(RATES) * len(SEEDS), 0
     for name, (gated, replays) in METHODS.items():
         cells, seconds = [], []
