@@ -14,7 +14,7 @@ demo: $(VENV)/.with-demo ## learn handwritten digits class by class, on CPU
 	@"$(BIN)/python" examples/digits.py
 
 test: $(VENV)/.with-dev ## run every test and docstring example
-	@"$(BIN)/python" -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	@"$(BIN)/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup
 
 lint: $(VENV)/.with-dev ## check style, types and the direction of imports
 	"$(BIN)/ruff" check .
