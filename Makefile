@@ -10,7 +10,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=python3.12 make ... uses another interpreter"
 
-demo: $(VENV)/.with-demo ## learn handwritten digits class by class, on CPU
+demo: $(VENV)/.with-demo ## learn handwritten digits two at a time, on CPU
 	@"$(BIN)/python" examples/digits.py
 
 test: $(VENV)/.with-dev ## run every test and docstring example
@@ -23,7 +23,8 @@ lint: $(VENV)/.with-dev ## check style, types and the direction of imports
 	"$(BIN)/lint-imports" --no-cache
 
 docs: $(VENV)/.with-docs ## build the documentation into site/
-	@"$(BIN)/mkdocs" build --strict
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict --quiet
+	@echo "The documentation is in site/index.html"
 
 bench: $(VENV)/.with-bench ## measure speed and memory against other packages
 	@"$(BIN)/python" benchmarks/run.py
@@ -38,7 +39,7 @@ $(VENV)/.created:
 	@touch "$@"
 
 $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.created
-	@echo "Installing syngap[$*] into $(VENV) (the first time downloads torch: minutes)"
+	@echo "Installing syngap[$*] into $(VENV) (torch comes with the first: minutes)"
 	@"$(BIN)/python" -m pip install --quiet --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable ".[$*]"
 	@touch "$@"

@@ -364,3 +364,12 @@ def test_buffers_that_count_in_eval_mode_are_put_back() -> None:
     optimizer = SynGAP(model.parameters(), lr=0.1)
     optimizer.consolidate(model, torch.randn(64, 4))
     assert model.calls == 0
+
+
+def test_pairs_with_labels_are_answered_with_predict() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = SynGAP(model.parameters(), lr=0.1)
+    pairs = [(torch.randn(8, 4), torch.zeros(8))]
+    with pytest.raises(TypeError, match=r"batch of 2 as arguments.*pass predict=lambda batch"):
+        optimizer.consolidate(model, pairs)
+    optimizer.consolidate(model, pairs, predict=lambda batch: model(batch[0]))

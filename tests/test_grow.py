@@ -219,3 +219,18 @@ def test_state_that_is_not_shaped_like_its_parameter_is_refused() -> None:
     with pytest.raises(ValueError, match=r"row_var has shape \(3, 1\) for old \(3, 6\)"):
         optimizer.grow(model[2].weight, nn.Parameter(torch.zeros(5, 6)))
     assert_identical(snapshot(model, optimizer), before)
+
+
+def test_modules_in_place_of_parameters_are_refused() -> None:
+    old, new = nn.Linear(4, 2), nn.Linear(4, 3)
+    optimizer = SynGAP(old.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"two parameters, such as old\.weight.*Linear and Linear"):
+        optimizer.grow(old, new)  # type: ignore[arg-type]
+
+
+def test_a_head_replaced_without_grow_is_noticed_by_observe() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = SynGAP(model.parameters(), lr=0.1, model=model)
+    model[1] = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"is not one of model's.*grow\(\)"):
+        optimizer.observe(model(torch.randn(5, 3)))

@@ -327,3 +327,9 @@ def test_damping_far_above_one_tensor_warns_where_each_counts_alone() -> None:
     logits.sum().backward()
     with pytest.warns(UserWarning, match="damping 1e-08 is far above the mean importance"):
         optimizer.step()
+
+
+def test_a_summary_uses_the_names_of_named_parameters() -> None:
+    model = nn.Linear(3, 2)
+    summary = SynGAP(model.named_parameters(), lr=0.1).summary()
+    assert {"importance/weight/mean", "plasticity/bias/q50"} <= summary.keys()

@@ -263,9 +263,27 @@ def test_zero_grad_forgets_what_was_observed() -> None:
     optimizer = observer(model)
     expected = observed(optimizer, model(x))
     optimizer.observe(labelled(model(10 * x)))
-    optimizer.zero_grad()
+    with pytest.warns(UserWarning, match="zero_grad.. discarded what observe.. took"):
+        optimizer.zero_grad()
     optimizer.step()
     assert_near(importance_of(optimizer), expected, 0.0)
+
+
+def test_zero_grad_after_a_skipped_step_says_nothing() -> None:
+    model, x = network(), batch(6, 4)
+    optimizer = observer(model)
+    for _ in range(3):  # as under GradScaler: new gradients, but no step
+        logits = model(x)
+        optimizer.zero_grad()
+        optimizer.observe(labelled(logits))
+        logits.sum().backward()
+
+
+def test_probabilities_in_place_of_logits_are_suspected() -> None:
+    model = nn.Linear(3, 4)
+    optimizer = SynGAP(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="sum to one: observe takes what goes into the softmax"):
+        optimizer.observe(model(torch.randn(5, 3)).softmax(-1))
 
 
 @both_estimators

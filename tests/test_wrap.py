@@ -280,3 +280,25 @@ def test_options_of_the_same_name_are_refused() -> None:
 
     with pytest.raises(ValueError, match="Damped has options of its own called damping"):
         SynGAP.wrap(Damped(network().parameters()))
+
+
+def test_states_of_the_two_kinds_are_not_mixed_up() -> None:
+    kinds = {
+        "SynGAP itself": SynGAP(network().parameters(), lr=0.1),
+        r"SynGAP\.wrap\(AdamW\)": SynGAP.wrap(AdamW(network().parameters(), lr=0.1)),
+        r"SynGAP\.wrap\(RMSprop\)": SynGAP.wrap(RMSprop(network().parameters(), lr=0.1)),
+    }
+    for kind, optimizer in kinds.items():
+        before = copy.deepcopy(optimizer.state_dict())
+        for other, saved in kinds.items():
+            if other != kind:
+                with pytest.raises(
+                    ValueError, match=f"is of {other}, and this optimizer is {kind}"
+                ):
+                    optimizer.load_state_dict(saved.state_dict())
+        assert_identical(optimizer.state_dict(), before)
+
+
+def test_a_class_in_place_of_an_optimizer_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"takes an optimizer that holds parameters.*got <class"):
+        SynGAP.wrap(AdamW)  # type: ignore[arg-type]

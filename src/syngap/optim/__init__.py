@@ -1,4 +1,15 @@
-"""The optimizer: it needs torch and nothing else."""
+"""The optimizer: it needs torch and nothing else.
+
+Where to find what, in the order of a step:
+
+- `importance`: from a prediction to labels and scores; `exact` and `per_sample`: the same sample by
+  sample; `estimator`: which of them, and for whose processes (`distributed`, `sharded`)
+- `observation`: what waits between `observe` and `step`
+- `syngap`: the class; `update`: the arithmetic of its step; `means`: μ; `plasticity`: the mask
+- `wrapped`: the gate in front of another optimizer; `ballistic`: a baseline
+- `consolidation`, `states`, `summary`, `options`, `precision`, `notices`: inputs without labels,
+  states from checkpoints and of grown parameters, numbers to log, checks, types, warnings
+"""
 
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.plasticity import linear_plasticity, plasticity

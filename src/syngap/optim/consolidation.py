@@ -65,7 +65,13 @@ def _call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, dict):
         output = model(**batch)
     elif isinstance(batch, (tuple, list)):
-        output = model(*batch)
+        try:
+            output = model(*batch)
+        except TypeError as error:
+            raise TypeError(
+                f"the model did not take a batch of {len(batch)} as arguments ({error}); for pairs "
+                "of inputs and labels pass predict=lambda batch: model(batch[0])"
+            ) from error
     else:
         output = model(batch)
     if isinstance(output, (Tensor, Distribution)):

@@ -50,6 +50,7 @@ class Estimator:
         self.process_group = process_group
         self.recorder: CallRecorder | None = None
         self._warned: set[str] = set()
+        self._has_looked = False
         if name == "exact":
             self.recorder = CallRecorder()
             self.attach()
@@ -97,6 +98,8 @@ class Estimator:
             targets = None
         elif targets is None:
             raise ValueError("estimator='empirical' needs observe(..., targets=labels)")
+        if check:
+            self._suspect_probabilities(prediction)
         group = distributed.find_group(self.process_group, self.model)
         with distributed.independent_draws(group, self.generator, params[0].device) as generator:
             read = read_prediction(
@@ -119,6 +122,18 @@ class Estimator:
             "model's gradients overflow: lower the learning rate, or use bfloat16 for float16"
         )
         return None
+
+    def _suspect_probabilities(self, prediction: Tensor | Distribution) -> None:
+        """Look once whether logits went through a softmax already."""
+        if self._has_looked or not isinstance(prediction, Tensor) or prediction.dim() < 2:
+            return
+        self._has_looked = True
+        rows = prediction.detach()
+        if rows.numel() and bool((rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3):
+            self._warn(
+                "the rows of logits are positive and sum to one: observe takes what goes into the "
+                "softmax, not what comes out"
+            )
 
     def _scores(
         self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None

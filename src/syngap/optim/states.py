@@ -33,6 +33,11 @@ def match(
             "the state_dict is not one of SynGAP: its groups lack retention; one of a bare "
             "optimizer behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
         )
+    for theirs, ours in zip(saved, groups, strict=True):
+        if theirs.get("behind") != ours.get("behind"):
+            raise ValueError(
+                f"the state_dict is of {_kind(theirs)}, and this optimizer is {_kind(ours)}"
+            )
     indices = [index for group in saved for index in group["params"]]
     params = [param for group in groups for param in group["params"]]
     matched = {}
@@ -95,3 +100,8 @@ def grown(state: dict[str, Any], old: Tensor, new: Tensor) -> dict[str, Any]:
     if "mean" in state:
         larger["mean"] = state["mean"] * (old.numel() / new.numel())
     return larger
+
+
+def _kind(group: dict[str, Any]) -> str:
+    behind = group.get("behind")
+    return "SynGAP itself" if behind is None else f"SynGAP.wrap({behind})"

@@ -17,7 +17,11 @@ from syngap.optim.update import Work, fold, masks
 __all__ = ["WrappedSynGAP"]
 
 _PREFIX = "base."
-_NOT_GATED = (torch.optim.LBFGS, torch.optim.SparseAdam, SynGAP)
+_NOT_GATED: dict[type[Optimizer], str] = {
+    torch.optim.LBFGS: "moves the parameters several times a step",
+    torch.optim.SparseAdam: "takes sparse gradients",
+    SynGAP: "is gated already",
+}
 
 
 class WrappedSynGAP(SynGAP):
@@ -38,8 +42,14 @@ class WrappedSynGAP(SynGAP):
     def __init__(
         self, base: Optimizer, defaults: dict[str, Any], estimator: Estimator, every: int
     ) -> None:
-        if isinstance(base, _NOT_GATED):
-            raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}")
+        if not isinstance(base, Optimizer):
+            raise TypeError(
+                "SynGAP.wrap takes an optimizer that holds parameters, such as "
+                f"torch.optim.AdamW(model.parameters()), got {base!r}"
+            )
+        for kind, reason in _NOT_GATED.items():
+            if isinstance(base, kind):
+                raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}, which {reason}")
         taken = sorted(defaults.keys() & base.defaults.keys())
         if taken:
             raise ValueError(
