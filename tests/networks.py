@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -167,3 +168,25 @@ def dictated(distribution: Distribution, labels: Tensor) -> Distribution:
 
     distribution.sample = sample  # type: ignore[method-assign]
     return distribution
+
+
+class Applied(nn.Module):
+    """Layers and parameters by name, and what the forward pass does with them."""
+
+    def __init__(
+        self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module | nn.Parameter
+    ) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+class Doubling(nn.Linear):
+    """Is a Linear, and does something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)

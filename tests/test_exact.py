@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import Applied, Doubling
 from oracle import Values, trainable
 from samples import (
     assert_near,
@@ -230,19 +231,6 @@ def test_samples_side_by_side_are_the_samples_one_by_one(
 # Networks -----------------------------------------------------------------------------------------
 
 
-class Applied(nn.Module):
-    """Modules and parameters by name, and what the forward pass does with them."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], parts: dict[str, Any]) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
 class StopGradient(torch.autograd.Function):
     """The identity, and no gradient behind it: not even zeros."""
 
@@ -253,13 +241,6 @@ class StopGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         return None
-
-
-class Doubling(nn.Linear):
-    """Is a Linear, and does something else."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 class OwnBatchNorm(nn.BatchNorm1d):
@@ -303,7 +284,7 @@ def net(
     *pooled: str,
     **options: Any,
 ) -> Net:
-    return Net(lambda: Applied(function, parts()), pooled=frozenset(pooled), **options)
+    return Net(lambda: Applied(function, **parts()), pooled=frozenset(pooled), **options)
 
 
 def stack(*make: Callable[[], nn.Module], **options: Any) -> Net:

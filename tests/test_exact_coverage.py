@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Network, dictated, images, sequences, vectors
+from networks import Applied, Doubling, Network, dictated, images, sequences, vectors
 from oracle import exact_diagonal, trainable
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -21,26 +21,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from syngap import SynGAP
 
 Part = nn.Module | nn.Parameter
-
-
-class Applied(nn.Module):
-    """Layers and parameters by name, and what the forward pass does with them."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Part) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-class Doubling(nn.Linear):
-    """Is a Linear, and does something else."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 def doubled_by_a_hook(layer: nn.Module) -> nn.Module:

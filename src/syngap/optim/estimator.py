@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from syngap.optim import distributed, sharded
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.importance import SCALE, Prediction, read_prediction, score_sums
-from syngap.optim.notices import warn
+from syngap.optim.notices import Notices
 from syngap.optim.observation import Observation
 
 __all__ = ["Estimator", "EstimatorName"]
@@ -49,7 +49,7 @@ class Estimator:
         self.model = model
         self.process_group = process_group
         self.recorder: CallRecorder | None = None
-        self._warned: set[str] = set()
+        self._notices = Notices()
         self._has_looked = False
         if name == "exact":
             self.recorder = CallRecorder()
@@ -117,9 +117,10 @@ class Estimator:
             return observation.without_overflow()
         if observation.is_finite():
             return observation
-        self._warn(
+        self._notices.warn(
+            "overflow",
             "the importance of a batch was not finite and is left out; if this goes on, the "
-            "model's gradients overflow: lower the learning rate, or use bfloat16 for float16"
+            "model's gradients overflow: lower the learning rate, or use bfloat16 for float16",
         )
         return None
 
@@ -130,9 +131,10 @@ class Estimator:
         self._has_looked = True
         rows = prediction.detach()
         if rows.numel() and bool((rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3):
-            self._warn(
+            self._notices.warn(
+                "probabilities",
                 "the rows of logits are positive and sum to one: observe takes what goes into the "
-                "softmax, not what comes out"
+                "softmax, not what comes out",
             )
 
     def _scores(
@@ -160,20 +162,16 @@ class Estimator:
         if fallback:
             names = self.names()
             assert names is not None
-            self._warn(
+            listed = ", ".join(names[param] for param in fallback)
+            self._notices.warn(
+                f"fallback of {listed}",
                 "estimator='exact' takes the one-backward estimate (unbiased, but noisier) for "
-                f"{', '.join(names[param] for param in fallback)}: shared, used other than by one "
-                "call of a known module, with an input that does not have the batch first, or "
-                "in a forward pass that was observed before"
+                f"{listed}: shared, used other than by one call of a known module, with an input "
+                "that does not have the batch first, or in a forward pass that was observed before",
             )
         if group is not None:
             squares = distributed.reduced(squares, params, group)
         return Observation.of_squares(_known(params, squares), read.count, SCALE**-2)
-
-    def _warn(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warn(message)
 
 
 def _known(params: list[Tensor], values: list[Tensor | None]) -> dict[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from syngap.optim import distributed, sharded
 from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.estimator import Estimator, EstimatorName
 from syngap.optim.means import Means
-from syngap.optim.notices import warn
+from syngap.optim.notices import Notices
 from syngap.optim.observation import Observation, merged
 from syngap.optim.options import check_named, check_options, check_own_options, check_params
 from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
@@ -118,8 +118,9 @@ class SynGAP(Optimizer):
     """
 
     _observation: Observation | None
+    # Copies and pickles leave these out: they follow objects of this optimizer alone.
     _grads_then: list[tuple[int, int] | None]  # when it was observed
-    _means: Means | None  # follows the states, so copies and pickles leave it out
+    _means: Means | None
 
     def __init__(
         self,
@@ -264,7 +265,7 @@ class SynGAP(Optimizer):
         """Clear gradients, and what was observed since the last step."""
         # After a step that GradScaler skipped there are new gradients: discarding both is right.
         if self._observation is not None and self._grads_then == self._grads_now():
-            self._warn(
+            self._notices.warn(
                 "discarded",
                 "zero_grad() discarded what observe() took before any backward(): call observe() "
                 "after zero_grad() and before loss.backward()",
@@ -471,13 +472,14 @@ class SynGAP(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Give copy and pickle the attributes that torch's Optimizer would leave out."""
-        own = ("_estimator", "_every", "_observation", "_grads_then", "_has_observed", "_warned")
+        own = ("_estimator", "_every", "_observation", "_has_observed", "_notices")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` gave."""
         super().__setstate__(state)
         self._means = None
+        self._grads_then = []
 
     # Inside.
 
@@ -490,7 +492,7 @@ class SynGAP(Optimizer):
         self._grads_then = []
         self._means = None
         self._has_observed = False
-        self._warned: set[str] = set()
+        self._notices = Notices()
 
     def _check_last_group(self) -> None:
         try:
@@ -544,11 +546,6 @@ class SynGAP(Optimizer):
     def _is_capturable(self) -> bool:
         return any(group.get("capturable", False) for group in self.param_groups)
 
-    def _warn(self, topic: str, message: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            warn(message)
-
     # The step.
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # imports dynamo at the first call, not here
@@ -568,7 +565,7 @@ class SynGAP(Optimizer):
             self._has_observed = True
             self._advance(means, seen)
         elif not self._has_observed and self._moves():
-            self._warn(
+            self._notices.warn(
                 "never observed",
                 "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: "
                 "call observe(logits) after zero_grad() and before loss.backward(), or "
@@ -677,18 +674,18 @@ class SynGAP(Optimizer):
         return mean.to(param.device)
 
     def _warn_if_damped(self, network: Tensor) -> None:
-        if "damped" in self._warned or self._is_capturable():
+        if "damped" in self._notices or self._is_capturable():
             return
         refreshes = self._steps() // self._every + 1
-        if network.device.type != "cpu" and refreshes & (refreshes - 1):
-            return  # reading from a device is not free: at refreshes 1, 2, 4, 8, ...
+        if refreshes & (refreshes - 1):
+            return  # reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only
         for group in self.param_groups:
             least = network.item()
             if group["scope"] == "tensor":
                 own = [self._mean_of(param).item() for param in group["params"]]
                 least = min((mean for mean in own if mean > 0.0), default=0.0)
             if 0.0 < least < group["damping"] / _MUCH_LARGER:  # at zero no damping would help
-                self._warn(
+                self._notices.warn(
                     "damped",
                     f"damping {group['damping']:g} is far above the mean importance {least:g}, so "
                     "parameters get nearly the same plasticity and SynGAP is plain descent with a "
