@@ -1,0 +1,156 @@
+"""Options are the keyword-only arguments of whatever is configured, checked against their types.
+
+A method, stream or network is a callable; its keyword-only arguments with their annotations and
+defaults are all there is to say about its options, so adding one touches one file. The names below
+are annotations whose violation reads well: `lr: Positive` answers `got "fast", expected a positive
+number`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from syngap.errors import UserError, nearest
+
+__all__ = [
+    "Count",
+    "Natural",
+    "NonNegative",
+    "Positive",
+    "Proportion",
+    "Retention",
+    "Share",
+    "checked",
+    "defaults",
+    "signature",
+]
+
+
+@dataclass(frozen=True)
+class Says:
+    """How a message names what a type allows."""
+
+    text: str
+
+
+Count: TypeAlias = Annotated[int, Ge(1), Says("a whole number ≥ 1")]
+Natural: TypeAlias = Annotated[int, Ge(0), Says("a whole number ≥ 0")]
+Positive: TypeAlias = Annotated[float, Gt(0), Says("a positive number")]
+NonNegative: TypeAlias = Annotated[float, Ge(0), Says("a number ≥ 0")]
+Share: TypeAlias = Annotated[float, Ge(0), Le(1), Says("a number between 0 and 1")]
+Proportion: TypeAlias = Annotated[float, Gt(0), Lt(1), Says("a number above 0 and below 1")]
+Retention: TypeAlias = Annotated[float, Ge(0), Lt(1), Says("a number from 0 to below 1")]
+
+_SAYS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Return name → (type, default) of the keyword-only arguments of `function`.
+
+    Examples:
+        >>> def method(model, *, lr: Positive = 0.1): ...
+        >>> list(signature(method)), signature(method)["lr"][1]
+        (['lr'], 0.1)
+    """
+    target = function.__init__ if inspect.isclass(function) else function
+    hints = get_type_hints(target, include_extras=True)
+    return {
+        name: (hints.get(name, Any), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options of `function` that have a default, with it."""
+    return {
+        name: default
+        for name, (_, default) in signature(function).items()
+        if default is not inspect.Parameter.empty
+    }
+
+
+def checked(
+    given: Mapping[str, Any], allowed: Mapping[str, tuple[Any, Any]], path: str
+) -> dict[str, Any]:
+    """Return `given`, completed by the defaults, with every value of its type.
+
+    Raises a UserError that names the option by `path`, says what was given and what is expected.
+
+    Examples:
+        >>> def method(model, *, lr: Positive = 0.1): ...
+        >>> checked({}, signature(method), "methods.er")
+        {'lr': 0.1}
+        >>> checked({"lr": "fast"}, signature(method), "methods.er")
+        Traceback (most recent call last):
+        syngap.errors.UserError: methods.er.lr: got "fast", expected a positive number
+    """
+    for name in given:
+        if name not in allowed:
+            hint = nearest(name, allowed) or f"; there are {', '.join(allowed) or 'none'}"
+            raise UserError(f"{path}.{name}: unknown option{hint}")
+    complete = {}
+    for name, (kind, default) in allowed.items():
+        if name in given:
+            complete[name] = _value(given[name], kind, f"{path}.{name}")
+        elif default is inspect.Parameter.empty:
+            raise UserError(f"{path}.{name}: missing, expected {expected(kind)}")
+        else:
+            complete[name] = default
+    return complete
+
+
+def expected(kind: Any) -> str:
+    """Return in words what a value of the type `kind` is.
+
+    Examples:
+        >>> expected(Literal["network", "tensor"])
+        'one of "network", "tensor"'
+        >>> expected(list[Count])
+        'a list, each a whole number ≥ 1'
+    """
+    if get_origin(kind) is Annotated:
+        said = [part.text for part in get_args(kind) if isinstance(part, Says)]
+        return said[0] if said else expected(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(json.dumps(value) for value in get_args(kind))
+    if get_origin(kind) in (Union, types.UnionType):
+        parts = [
+            "nothing (null)" if part is type(None) else expected(part) for part in get_args(kind)
+        ]
+        return " or ".join(parts)
+    if get_origin(kind) in (list, tuple):
+        inner = [part for part in get_args(kind) if part is not ...]
+        return f"a list, each {expected(inner[0])}" if inner else "a list"
+    return _SAYS.get(kind, f"a {getattr(kind, '__name__', kind)}")
+
+
+def shown(value: Any) -> str:
+    """Return `value` as it would stand in a configuration, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _value(given: Any, kind: Any, path: str) -> Any:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    refused = UserError(f"{path}: got {shown(given)}, expected {expected(kind)}")
+    if isinstance(given, bool) and not _takes_bool(kind):  # pydantic would read true as 1.0
+        raise refused
+    try:
+        return adapter.validate_python(given)
+    except ValidationError:
+        raise refused from None
+
+
+def _takes_bool(kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return any(isinstance(value, bool) for value in get_args(kind))
+    return kind in (bool, Any) or any(_takes_bool(part) for part in get_args(kind))
