@@ -1,0 +1,104 @@
+"""What every memory does; which samples it keeps is up to each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syngap.memory.drawing import subset
+from syngap.memory.fields import Fields
+
+__all__ = ["Memory"]
+
+
+class Memory(ABC):
+    """At most `size` samples of a stream.
+
+    A step costs O(batch), however large the memory is. Every sample takes one random number, so the
+    way a stream is cut into batches makes no difference to what is kept.
+
+    Args:
+        size: how many samples it holds; 0 keeps none.
+        generator: the source of all its random numbers, on the CPU.
+        device: where the samples lie and are drawn to, the CPU where None is given.
+
+    Attributes:
+        seen: how many samples were ever added.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        generator: torch.Generator,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if size < 0:
+            raise ValueError(f"size must be at least 0, got {size}")
+        if generator.device.type != "cpu":
+            raise ValueError(f"generator must be one of the CPU, got one of {generator.device}")
+        self.size = size
+        self.seen = 0
+        self._generator = generator
+        self._fields = Fields(size, device)
+
+    def __len__(self) -> int:
+        return min(self.seen, self.size)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def add(self, **fields: Tensor) -> None:
+        """Show the memory a batch, in the order of the stream.
+
+        Args:
+            **fields: what belongs to a sample, such as x, y and logits: tensors of the same first
+                length. The first call fixes names, shapes and dtypes.
+        """
+        count = self._fields.admit(fields)
+        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
+        slots = self._slots(uniform, fields)
+        # Where two of a batch want the same slot the later one has it; writing both at once would
+        # leave that to chance on an accelerator.
+        latest = {slot: row for row, slot in enumerate(slots) if slot < self.size}
+        self._fields.write(fields, rows=list(latest.values()), slots=list(latest))
+        self.seen += count
+
+    def draw(self, count: int) -> dict[str, Tensor]:
+        """Return `count` different samples, or all where there are fewer; {} where there are none.
+
+        Every set of samples is as likely as any other; their order means nothing.
+        """
+        if not self:
+            return {}
+        return self._fields.read(subset(min(count, len(self)), len(self), self._generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of everything: nested dictionaries of tensors and whole numbers."""
+        return {
+            "size": self.size,
+            "seen": self.seen,
+            "generator": self._generator.get_state(),
+            "fields": self._fields.state_dict(len(self)),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was called, bit for bit."""
+        if state["size"] != self.size:
+            raise ValueError(f"this memory has size {self.size}, the state {state['size']}")
+        self.seen = state["seen"]
+        self._generator.set_state(state["generator"].cpu())
+        self._fields.load_state_dict(state["fields"])
+
+    @abstractmethod
+    def _slots(self, uniform: Tensor, fields: Mapping[str, Tensor]) -> list[int]:
+        """Return where each sample goes; `self.size` or more says nowhere.
+
+        Args:
+            uniform: a number in [0, 1) for each sample, float64 on the CPU.
+            fields: the samples; `self.seen` does not count them yet.
+        """

@@ -1,0 +1,79 @@
+"""Where the samples of a memory lie: one preallocated tensor a field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["Fields"]
+
+
+class Fields:
+    """Named tensors of `size` rows; the first samples fix names, shapes and dtypes.
+
+    Examples:
+        >>> fields, samples = Fields(2), {"y": torch.tensor([7, 8, 9])}
+        >>> fields.admit(samples)
+        3
+        >>> fields.write(samples, rows=[2, 1], slots=[0, 1])
+        >>> fields.read([0])
+        {'y': tensor([9])}
+    """
+
+    def __init__(self, size: int, device: torch.device | str | None = None) -> None:
+        self.size = size
+        self.device = torch.device(device or "cpu")
+        self.tensors: dict[str, Tensor] = {}
+
+    def admit(self, samples: Mapping[str, Tensor]) -> int:
+        """Return how many samples these are; ValueError where they do not fit together or here."""
+        lengths = {name: len(values) if values.dim() else None for name, values in samples.items()}
+        if None in lengths.values() or len(set(lengths.values())) != 1:
+            raise ValueError(f"fields need one first length in common, got {lengths}")
+        if not self.tensors:
+            self._allocate(samples)
+        given, expected = _kinds(samples), _kinds(self.tensors)
+        if given != expected:
+            raise ValueError(f"got fields {given}, but this memory began with {expected}")
+        return len(next(iter(samples.values())))
+
+    def write(self, samples: Mapping[str, Tensor], rows: list[int], slots: list[int]) -> None:
+        """Copy the samples at `rows` to `slots`, which are all different."""
+        if not slots:
+            return
+        to = _index(slots, self.device)
+        for name, values in samples.items():
+            taken = values.detach().index_select(0, _index(rows, values.device))
+            self.tensors[name].index_copy_(0, to, taken.to(self.device))
+
+    def read(self, slots: list[int]) -> dict[str, Tensor]:
+        """Return copies of the samples at `slots`."""
+        index = _index(slots, self.device)
+        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
+
+    def state_dict(self, length: int) -> dict[str, Tensor]:
+        """Return copies of the first `length` samples, which are all there is."""
+        return {name: tensor[:length].clone() for name, tensor in self.tensors.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        self.tensors = {}
+        self._allocate(state)
+        for name, values in state.items():
+            self.tensors[name][: len(values)] = values
+
+    def _allocate(self, like: Mapping[str, Tensor]) -> None:
+        for name, values in like.items():
+            shape = (self.size, *values.shape[1:])
+            self.tensors[name] = torch.empty(shape, dtype=values.dtype, device=self.device)
+
+
+def _index(numbers: list[int], device: torch.device) -> Tensor:
+    # Without non_blocking the CPU would wait until the accelerator has nothing left to do.
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _kinds(samples: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {name: (values.dtype, tuple(values.shape[1:])) for name, values in samples.items()}
