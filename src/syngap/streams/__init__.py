@@ -1,0 +1,70 @@
+"""Data in the order it arrives.
+
+A source (`digits`, `cifar100`, `core50`, `folder`, `npz`) says which sample belongs to which task;
+`Stream` puts them in order. Another package adds a source by an entry point of the group
+"syngap.streams": a function (seed, data, *, options) that returns `Tasks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from syngap.options import checked, signature
+from syngap.registry import Registry
+from syngap.streams.arrays import arrays
+from syngap.streams.stream import Batch, Stream
+from syngap.streams.tasks import InMemory, Pixels, Samples, Split, Tasks
+
+__all__ = [
+    "Batch",
+    "InMemory",
+    "Pixels",
+    "Samples",
+    "Split",
+    "Stream",
+    "Tasks",
+    "arrays",
+    "load",
+    "options",
+    "registry",
+]
+
+registry = Registry(
+    "stream",
+    "syngap.streams",
+    {
+        "digits": "syngap.streams.digits:digits",
+        "cifar100": "syngap.streams.cifar100:cifar100",
+        "core50": "syngap.streams.core50:core50",
+        "folder": "syngap.streams.folder:folder",
+        "npz": "syngap.streams.arrays:npz",
+    },
+)
+
+
+def options(name: str) -> dict[str, tuple[Any, Any]]:
+    """Return what can be set for the stream `name`: the source's options, then the order's."""
+    return {**signature(registry.get(name)), **signature(Stream)}
+
+
+def load(name: str, *, seed: int = 0, data: Path | None = None, **given: Any) -> Stream:
+    """Return the stream `name`.
+
+    Args:
+        name: one of `registry.names()`.
+        seed: of the order of classes and samples.
+        data: the folder its files are in; None looks at SYNGAP_DATA and the default cache.
+        **given: options of the source and of `Stream`.
+
+    Examples:
+        >>> stream = load("digits", batch=10)
+        >>> stream.tasks, stream.classes, stream[0].x.shape
+        (5, 10, torch.Size([10, 1, 8, 8]))
+    """
+    source: Callable[..., Tasks] = registry.get(name)
+    complete = checked(given, options(name), "stream")
+    ordering = signature(Stream)
+    tasks = source(seed, data, **{k: v for k, v in complete.items() if k not in ordering})
+    return Stream(tasks, seed, **{k: v for k, v in complete.items() if k in ordering})
