@@ -1,0 +1,100 @@
+"""EWC++ (Chaudhry 2018) without task boundaries: consolidation at a fixed interval of steps."""
+
+from __future__ import annotations
+
+import torch
+
+from syngap.methods.er import ER, MemoryName
+from syngap.methods.learner import Learner
+from syngap.methods.optimizers import OptimizerName
+from syngap.options import Count, Natural, NonNegative, Positive, Retention
+from syngap.streams.stream import Batch
+
+__all__ = ["EWCpp"]
+
+
+class EWCpp(ER):
+    """Cross-entropy + strength · Σ F̂ (θ - θ*)², F̂ being F between 0 and 1 over the network.
+
+    F is the empirical Fisher of the batch (the squared gradient of the cross-entropy alone)
+    averaged over `interval` steps; then F ← retention · F + (1 - retention) · that average, and the
+    anchor θ* moves to where the network is.
+
+    Args:
+        learner: the network and how it sees samples.
+        lr: learning rate.
+        momentum: of SGD.
+        weight_decay: added to the gradient.
+        optimizer: "sgd", "adam" or "ballistic".
+        buffer: samples the memory holds; none by default, as in the paper's comparison.
+        replay: samples drawn from it at each step.
+        memory: "reservoir" or "balanced".
+        strength: λ, the weight of the penalty.
+        interval: steps between consolidations.
+        retention: the part of F that a consolidation keeps.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        lr: Positive = 0.1,
+        momentum: Retention = 0.0,
+        weight_decay: NonNegative = 0.0,
+        optimizer: OptimizerName = "sgd",
+        buffer: Natural = 0,
+        replay: Count = 64,
+        memory: MemoryName = "reservoir",
+        strength: NonNegative = 1.0,
+        interval: Count = 50,
+        retention: Retention = 0.1,
+    ) -> None:
+        super().__init__(
+            learner,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            optimizer=optimizer,
+            buffer=buffer,
+            replay=replay,
+            memory=memory,
+        )
+        self.strength, self.interval, self.retention = strength, interval, retention
+        parameters = learner.parameters()
+        self.fisher = [torch.zeros_like(parameter) for parameter in parameters]
+        self.recent = [torch.zeros_like(parameter) for parameter in parameters]
+        self.pull = [torch.zeros_like(parameter) for parameter in parameters]  # 2 λ F̂
+        self.anchor = [parameter.detach().clone() for parameter in parameters]
+        self.steps = 0
+
+    def step(self, batch: Batch) -> None:
+        """Learn from one batch: the penalty's gradient joins that of the cross-entropy by hand."""
+        self.optimizer.zero_grad()
+        self.loss(batch).backward()  # type: ignore[no-untyped-call]
+        self._observe_and_pull()
+        self.optimizer.step()
+        self.remember(batch)
+        self.steps += 1
+        if self.steps % self.interval == 0:
+            self._consolidate()
+
+    @torch.no_grad()
+    def _observe_and_pull(self) -> None:
+        for index, parameter in enumerate(self.learner.parameters()):
+            if parameter.grad is None:
+                continue
+            self.recent[index].addcmul_(parameter.grad, parameter.grad, value=1 / self.interval)
+            parameter.grad.addcmul_(self.pull[index], parameter - self.anchor[index])
+
+    @torch.no_grad()
+    def _consolidate(self) -> None:
+        for fisher, recent in zip(self.fisher, self.recent, strict=True):
+            fisher.mul_(self.retention).add_(recent, alpha=1 - self.retention)
+            recent.zero_()
+        low = torch.stack([fisher.min() for fisher in self.fisher]).min()
+        high = torch.stack([fisher.max() for fisher in self.fisher]).max()
+        scale = 2 * self.strength / (high - low).clamp(min=torch.finfo(high.dtype).tiny)
+        for fisher, pull in zip(self.fisher, self.pull, strict=True):
+            torch.mul(fisher - low, scale, out=pull)
+        for anchor, parameter in zip(self.anchor, self.learner.parameters(), strict=True):
+            anchor.copy_(parameter)

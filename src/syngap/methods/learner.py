@@ -1,0 +1,86 @@
+"""The network, how it sees samples, and where its random numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from syngap import seeds
+
+__all__ = ["Learner", "Precision"]
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+Prepare: TypeAlias = Callable[[Tensor, torch.Generator | None], Tensor]
+
+
+class Learner:
+    """What every method is given: a network that takes stored samples and returns logits.
+
+    Args:
+        model: the network.
+        prepare: stored samples → what the network sees; with a generator, augmented.
+        seed: of every random number drawn while training.
+        device: where to work.
+        precision: "bf16" runs the network under autocast; parameters and loss stay float32.
+
+    Examples:
+        >>> learner = Learner(nn.Linear(2, 3), lambda x, generator: x / 255)
+        >>> learner.predict(torch.tensor([[0, 255]], dtype=torch.uint8)).shape
+        torch.Size([1, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prepare: Prepare,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
+    ) -> None:
+        self.device, self.precision = torch.device(device), precision
+        self.model = model.to(self.device).train()
+        self._prepare, self._seed = prepare, seed
+        self._augmentation = seeds.generator(seed, "augmentation", self.device)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return float32 logits for learning: augmented, in training mode."""
+        return self._forward(self._prepare(x.to(self.device), self._augmentation))
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor) -> Tensor:
+        """Return float32 logits for judging: as stored, in evaluation mode."""
+        self.model.eval()
+        try:
+            return self._forward(self._prepare(x.to(self.device), None))
+        finally:
+            self.model.train()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return what can be learned."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a new source of random numbers, its seed drawn from the run's."""
+        return seeds.generator(self._seed, purpose, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that training changes here."""
+        return {
+            "model": self.model.state_dict(),
+            "augmentation": self._augmentation.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.model.load_state_dict(state["model"])
+        self._augmentation.set_state(state["augmentation"].cpu())
+
+    def _forward(self, x: Tensor) -> Tensor:
+        low = self.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            logits: Tensor = self.model(x)
+        return logits.float()

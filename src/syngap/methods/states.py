@@ -1,0 +1,54 @@
+"""What a method keeps, as plain values for a checkpoint, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["restored", "snapshot"]
+
+
+def snapshot(value: Any, name: str) -> Any:
+    """Return `value` as nested containers of tensors, numbers and text.
+
+    Examples:
+        >>> snapshot({"steps": 3}, "counts")
+        {'steps': 3}
+        >>> snapshot(print, "callback")
+        Traceback (most recent call last):
+        TypeError: callback: a builtin_function_or_method cannot be kept in a checkpoint; ...
+    """
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return value.state_dict()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if value is None or isinstance(value, (Tensor, bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [snapshot(part, f"{name}[{index}]") for index, part in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: snapshot(part, f"{name}[{key!r}]") for key, part in value.items()}
+    raise TypeError(
+        f"{name}: a {type(value).__name__} cannot be kept in a checkpoint; "
+        "give it state_dict and load_state_dict, or do not make it an attribute"
+    )
+
+
+def restored(value: Any, state: Any, device: torch.device) -> Any:
+    """Return `value` as it was when `state` was taken from it; tensors come to `device`."""
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        value.load_state_dict(state)
+        return value
+    if isinstance(value, torch.Generator):
+        value.set_state(state.cpu())
+        return value
+    if isinstance(value, (list, tuple)) and len(value) == len(state):
+        parts = [restored(old, new, device) for old, new in zip(value, state, strict=True)]
+        return type(value)(parts)
+    if isinstance(value, dict) and value.keys() == state.keys():
+        return {key: restored(value[key], state[key], device) for key in state}
+    if isinstance(state, Tensor):
+        return state.to(value.device if isinstance(value, Tensor) else device)
+    return state

@@ -1,0 +1,109 @@
+"""The loop: from the first batch of a stream to the last, measuring on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from syngap.methods.method import Method
+from syngap.metrics import Evaluation
+from syngap.streams.stream import Stream
+from syngap.training.checkpoint import random_states, restore_random_states
+from syngap.training.evaluation import evaluate
+
+__all__ = ["Journal", "train"]
+
+
+class Journal(Protocol):
+    """Where a run is written down; the loop tells, the journal keeps."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the state to go on from, None to begin."""
+        ...
+
+    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+        """Keep an evaluation and what the method says of itself at that moment."""
+        ...
+
+    def reached(self, step: int) -> bool:
+        """Note that `step` batches are learned; return whether it is time for a checkpoint."""
+        ...
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep `state`: from here the run can go on."""
+        ...
+
+
+def train(
+    stream: Stream,
+    begin: Callable[[], Method],
+    journal: Journal,
+    *,
+    evaluate_every: int = 0,
+) -> Method:
+    """Learn a stream to its end and return the method that learned it.
+
+    Interrupted at any instant and called again with the same arguments, it ends with the same
+    network, bit for bit on a CPU.
+
+    Args:
+        stream: the batches, and what to test on.
+        begin: makes the method with a fresh network; called again at every restart of the stream.
+        journal: is told of everything, and says where to go on.
+        evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
+    """
+    method = begin()
+    device = method.learner.device
+    ends = {step: task for task, step in enumerate(stream.ends)}
+    state = journal.load()
+    if state is None:
+        state = {"step": 0, "task": 0, "seconds": 0.0}
+        journal.evaluated(evaluate(method.learner, stream, 0, 0, False), method.summary())
+    else:
+        method.load_state_dict(state["method"])
+        restore_random_states(state["random"], device)
+
+    step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
+    while step < len(stream):
+        if step and step in stream.restarts:
+            method = begin()
+        method.step(stream[step])
+        step += 1
+
+        end = step in ends
+        measure = end or (evaluate_every > 0 and step % evaluate_every == 0)
+        keep = journal.reached(step) or end
+        if not (measure or keep):
+            continue
+        clock.stop()
+        if measure:
+            # Joint training has learned every task, whatever its one part is called.
+            learned = stream.tasks - 1 if len(ends) == 1 else task
+            evaluation = evaluate(method.learner, stream, step, learned, end)
+            journal.evaluated(evaluation, method.summary())
+        task += end
+        if keep:
+            reached = {"step": step, "task": task, "seconds": clock.seconds}
+            random = random_states(device)
+            journal.save({**reached, "method": method.state_dict(), "random": random})
+        clock.go()
+    return method
+
+
+class _Clock:
+    """Seconds spent learning: not evaluating, not writing."""
+
+    def __init__(self, seconds: float, device: torch.device) -> None:
+        self.seconds, self._device = seconds, device
+        self.go()
+
+    def go(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._device.type == "cuda":  # steps are only queued so far
+            torch.cuda.synchronize(self._device)
+        self.seconds += time.perf_counter() - self._since
