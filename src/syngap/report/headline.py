@@ -1,0 +1,189 @@
+"""Does it forget less, and what does it cost? The answer in words, from paired seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syngap.metrics import mean_and_spread
+from syngap.report.rows import Row, Spread
+
+__all__ = ["Against", "against", "headline", "rivals", "subject"]
+
+_SUBJECT = "syngap"
+_RIVALS = ("er", "sgd")
+
+
+@dataclass(frozen=True)
+class Against:
+    """One row less another, seed by seed.
+
+    Args:
+        rival: the label of the other.
+        seeds: how many finished seeds they share.
+        accuracy: difference in ACC, in points.
+        forgetting: difference in FM, in points.
+        time: training time as a multiple of the other's.
+    """
+
+    rival: str
+    seeds: int
+    accuracy: Spread | None
+    forgetting: Spread | None
+    time: float | None
+
+
+def subject(rows: Sequence[Row]) -> Row | None:
+    """Return the row that the page is about: SynGAP's, the best of them if there are several."""
+    return _find(rows, _SUBJECT)
+
+
+def rivals(rows: Sequence[Row]) -> list[Row]:
+    """Return what it is compared with: ER, SGD and, whatever it is, the best of the others."""
+    others = [row for row in _continual(rows) if row.method != _SUBJECT]
+    found = [row for name in _RIVALS if (row := _find(others, name))]
+    if others and (strongest := _best(others)) not in found:
+        found.append(strongest)
+    return found
+
+
+def against(ours: Row, theirs: Row) -> Against:
+    """Return how `ours` differs from `theirs` over the seeds that both have finished."""
+    shared = [seed for seed in ours.seeds if seed in theirs.seeds]
+    return Against(
+        rival=theirs.label,
+        seeds=len(shared),
+        accuracy=_paired(ours, theirs, "ACC"),
+        forgetting=_paired(ours, theirs, "FM"),
+        time=_ratio(ours, theirs, shared),
+    )
+
+
+def verdict(difference: Spread | None) -> int | None:
+    """Return the sign of a difference, 0 within its own spread, None where none is known.
+
+    Examples:
+        >>> verdict(Spread(2.0, 1.0)), verdict(Spread(-0.5, 1.0)), verdict(Spread(9.0, None))
+        (1, 0, None)
+    """
+    if difference is None or difference.sd is None:
+        return None
+    if abs(difference.mean) <= difference.sd:
+        return 0
+    return 1 if difference.mean > 0 else -1
+
+
+def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
+    """Return the answer in a few sentences, whichever way it went and whatever is missing.
+
+    Args:
+        rows: the experiment's.
+        numbers: whether differences are given, in points, or only which way they go.
+    """
+    continual = _continual(rows)
+    if not continual:
+        done = [row.label for row in rows if row.seeds]
+        return f"Only {done[0]} has finished: there is nothing to compare yet." if done else _NONE
+    ours, theirs = subject(rows), rivals(rows)
+    if ours is None:
+        best = _best(continual)
+        highest = f"Of the others, {best.label} ends highest: {_stands(best)}."
+        return f"No SynGAP run has finished. {highest}"
+    if not theirs:
+        alone = "No other method has finished to compare it with."
+        return f"{ours.label} ends at {_stands(ours)}. {alone}"
+    found = [against(ours, row) for row in theirs]
+    decided = [a for a in found if verdict(a.accuracy) is not None]
+    if not decided:
+        stand = [f"{row.label} ends at {_number(row.spread('ACC'))} %" for row in (ours, *theirs)]
+        return f"Too few seeds for a verdict: {_listed(stand)}. {_cost(found)}".strip()
+    sentences = [
+        _sentence(f"{ours.label} forgets ", _FORGETS, _differences(decided, "forgetting"), numbers),
+        _sentence("It ends ", _ENDS, _differences(decided, "accuracy"), numbers),
+        _cost(found),
+        *(f"Too few shared seeds to compare it with {a.rival}." for a in found if a not in decided),
+    ]
+    return " ".join(filter(None, sentences))
+
+
+_NONE = "No run has finished yet."
+_FORGETS = {-1: "less than", 0: "about as much as", 1: "more than"}
+_ENDS = {1: "more accurate than", 0: "level with", -1: "less accurate than"}
+
+
+def _differences(found: Sequence[Against], kind: str) -> dict[str, Spread | None]:
+    return {a.rival: getattr(a, kind) for a in found}
+
+
+def _sentence(
+    begins: str, words: dict[int, str], differences: dict[str, Spread | None], numbers: bool
+) -> str:
+    """Return one sentence that names every rival after the words for its verdict."""
+    parts = []
+    unit = " points"  # said once
+    for sign, phrase in words.items():
+        names = []
+        for rival, difference in differences.items():
+            if verdict(difference) == sign:
+                names.append(f"{rival} ({_number(difference, '+')}{unit})" if numbers else rival)
+                unit = ""
+        if names:
+            parts.append(f"{phrase} {_listed(names)}")
+    return f"{begins}{_listed(parts, last=', and ')}." if parts else ""
+
+
+def _cost(found: Sequence[Against]) -> str:
+    known = [(a.rival, a.time) for a in found if a.time is not None]
+    times = [(rival, f"{time:.1f}" if time < 9.95 else f"{time:.0f}") for rival, time in known]
+    parts = [f"{time}\N{NO-BREAK SPACE}× that of {rival}" for rival, time in times]
+    return f"Its training time is {_listed(parts)}." if parts else ""
+
+
+def _stands(row: Row) -> str:
+    forgetting = row.spread("FM")
+    forgotten = f", {_number(forgetting)} points forgotten" if forgetting else ""
+    return f"{_number(row.spread('ACC'))} % accuracy{forgotten}"
+
+
+def _number(value: Spread | None, sign: str = "-") -> str:
+    if value is None:
+        return "?"
+    mean = f"{round(value.mean, 1) + 0.0:{sign}.1f}".replace("-", "−")
+    return mean + ("" if value.sd is None else f" ± {value.sd:.1f}")
+
+
+def _listed(parts: Sequence[str], last: str = " and ") -> str:
+    """Return parts as a list in a sentence.
+
+    Examples:
+        >>> _listed(["ER"]), _listed(["ER", "SGD", "DER++"])
+        ('ER', 'ER, SGD and DER++')
+    """
+    return last.join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _continual(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.seeds and not row.joint]
+
+
+def _find(rows: Sequence[Row], method: str) -> Row | None:
+    named = [row for row in _continual(rows) if row.name == method]
+    same = named or [row for row in _continual(rows) if row.method == method]
+    return _best(same) if same else None
+
+
+def _best(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: mean_and_spread(list(row.values["ACC"].values()))[0])
+
+
+def _paired(ours: Row, theirs: Row, measure: str) -> Spread | None:
+    a, b = ours.values[measure], theirs.values[measure]
+    differences = [a[seed] - b[seed] for seed in a if seed in b]
+    return Spread(*mean_and_spread(differences)) if differences else None
+
+
+def _ratio(ours: Row, theirs: Row, seeds: Sequence[int]) -> float | None:
+    a, b = ours.values["seconds"], theirs.values["seconds"]
+    shared = [seed for seed in seeds if seed in a and seed in b]
+    whole = sum(b[seed] for seed in shared)
+    return sum(a[seed] for seed in shared) / whole if whole else None

@@ -1,0 +1,78 @@
+"""The page of an experiment: one HTML file that opens anywhere, offline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from syngap import __version__
+from syngap.experiments.folder import Run
+from syngap.report.data import data
+from syngap.report.headline import headline
+from syngap.report.rows import rows
+from syngap.report.table import markdown
+
+__all__ = ["page", "write_page"]
+
+
+def write_page(
+    runs: Sequence[Run], path: Path, title: str, *, made: datetime | None = None
+) -> None:
+    """Write the page of `runs` to `path`.
+
+    Args:
+        runs: every run of the experiment, finished or not.
+        path: the HTML file to write.
+        title: what the experiment is called.
+        made: the time that the page gives as its own; now unless said.
+    """
+    path.write_text(page(runs, title, made=made), encoding="utf-8", newline="\n")
+
+
+def page(runs: Sequence[Run], title: str, *, made: datetime | None = None) -> str:
+    """Return the page of `runs` as HTML."""
+    found = rows(runs)
+    moment = (made or datetime.now(timezone.utc)).astimezone(timezone.utc)
+    template, style, script = map(_asset, ("page.html", "page.css", "page.js"))
+    parts = {
+        "title": html.escape(title),
+        "headline": html.escape(headline(found, numbers=False)),
+        "table": html.escape(markdown(found)),
+        "made": f"{moment:%Y-%m-%d %H:%M} UTC",
+        "version": html.escape(__version__),
+        # Nothing may be fetched, and nothing but these two may style or run.
+        "style_hash": _hash(style),
+        "script_hash": _hash(script),
+        "style": style,
+        "script": script,
+        "data": embedded(data(runs, found)),
+    }
+    # In one pass, so that text that looks like a placeholder stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def embedded(value: Any) -> str:
+    r"""Return JSON in which no character can end the element that holds it.
+
+    Examples:
+        >>> embedded("</script>")
+        '"\\u003c/script\\u003e"'
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _asset(name: str) -> str:
+    return files("syngap.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

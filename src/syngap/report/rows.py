@@ -1,0 +1,244 @@
+"""Runs gathered into the rows of a table: a method each, with its spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from syngap.errors import UserError
+from syngap.experiments.folder import Run
+from syngap.metrics import mean_and_spread, reference_of, summarise
+
+__all__ = ["MEASURES", "Measure", "Row", "Spread", "Unfinished", "label", "missing", "rows"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the table.
+
+    Args:
+        name: its short name, as `syngap.metrics.summarise` has it.
+        better: "up" where more is better, "down" where less is, None where it depends.
+        says: its definition in one line.
+    """
+
+    name: str
+    better: str | None
+    says: str
+
+    @property
+    def heading(self) -> str:
+        """The name with an arrow towards the better end.
+
+        Examples:
+            >>> Measure("ACC", "up", "").heading
+            'ACC ↑'
+        """
+        return self.name + {"up": " ↑", "down": " ↓", None: ""}[self.better]
+
+
+MEASURES = {
+    measure.name: measure
+    for measure in (
+        Measure("ACC", "up", "accuracy after the last task, mean over all tasks, in percent"),
+        Measure(
+            "FM",
+            "down",
+            "forgetting: how far tasks are, after the last one, below the best they had reached "
+            "before it; mean over all tasks but the last, in points",
+        ),
+        Measure(
+            "INT",
+            "down",
+            "intransigence: how far tasks, when just learned, stay below joint training with the "
+            "same seed; mean over tasks, in points",
+        ),
+        Measure("seconds", "down", "wall-clock time of training, in seconds"),
+        Measure(
+            "anytime",
+            "up",
+            "accuracy on the tasks seen so far, averaged over the steps of the stream, in percent",
+        ),
+        Measure(
+            "worst",
+            "up",
+            "the lowest accuracy of a task at any evaluation after its end, mean over all tasks "
+            "but the last, in percent",
+        ),
+        Measure(
+            "recency",
+            None,
+            "predictions that fall on the newest task's classes when a task ends, in percent; "
+            "100 means nothing else is answered any more",
+        ),
+        Measure(
+            "BWT",
+            "up",
+            "backward transfer: accuracy after the last task less accuracy when just learned; "
+            "mean over all tasks but the last, in points",
+        ),
+        Measure(
+            "FWT",
+            "up",
+            "forward transfer: accuracy on a task just before it is learned less that of the "
+            "untrained network; mean over all tasks but the first, in points",
+        ),
+    )
+}
+
+_LABELS = {
+    "adam": "Adam",
+    "ballistic": "Ballistic",
+    "derpp": "DER++",
+    "er": "ER",
+    "er_ace": "ER-ACE",
+    "ewcpp": "EWC++",
+    "joint": "Joint",
+    "sgd": "SGD",
+    "sgdm": "SGDM",
+    "syngap": "SynGAP",
+    "syngap_no_buffer": "SynGAP, alone",
+}
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds; the latter is None for a single seed."""
+
+    mean: float
+    sd: float | None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run whose numbers are in no mean, and why."""
+
+    row: str
+    seed: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{label(self.row)}, seed {self.seed}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the finished seeds of one method gave.
+
+    Args:
+        name: the row's name in the experiment.
+        method: the method's own name.
+        seeds: those that finished.
+        values: measure → seed → value, for the seeds where it is defined.
+        unfinished: the others.
+    """
+
+    name: str
+    method: str
+    seeds: tuple[int, ...]
+    values: dict[str, dict[int, float]]
+    unfinished: tuple[Unfinished, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name for people."""
+        return label(self.name)
+
+    @property
+    def joint(self) -> bool:
+        """Whether it saw all tasks at once: an upper bound, not a rival."""
+        return self.method == "joint"
+
+    def spread(self, measure: str) -> Spread | None:
+        """Return mean and sd of `measure`, None where no seed has it."""
+        values = list(self.values.get(measure, {}).values())
+        return Spread(*mean_and_spread(values)) if values else None
+
+
+def label(name: str) -> str:
+    """Return a row's name as people write it.
+
+    Examples:
+        >>> label("derpp"), label("er, rate 0.3")
+        ('DER++', 'er, rate 0.3')
+    """
+    return _LABELS.get(name, name)
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """Return a row for each method in the order of `runs`, joint ones last.
+
+    A row's numbers are over its finished seeds. INT is measured against the joint run of the same
+    seed. A seed that another row has and this one has not counts as unfinished too.
+    """
+    named: dict[str, list[Run]] = {}
+    for run in runs:
+        named.setdefault(run.row, []).append(run)
+    seeds = sorted({run.seed for run in runs})
+    references = {
+        run.seed: reference_of(run.accuracy)
+        for run in reversed(runs)  # of several joint rows the first counts
+        if run.done and _method(run) == "joint"
+    }
+    found = [_row(name, named[name], seeds, references) for name in named]
+    return sorted(found, key=lambda row: row.joint)
+
+
+def missing(rows: Sequence[Row]) -> list[str]:
+    """Return a line for everything that the numbers of `rows` leave out."""
+    lines = [str(run) for row in rows for run in row.unfinished]
+    without: dict[int, list[str]] = {}
+    if any(row.joint for row in rows):
+        for row in rows:
+            for seed in row.seeds:
+                if not row.joint and seed not in row.values["INT"]:
+                    without.setdefault(seed, []).append(row.label)
+    return lines + [
+        f"INT, seed {seed}, for want of its joint run: {', '.join(names)}"
+        for seed, names in sorted(without.items())
+    ]
+
+
+def _row(
+    name: str, runs: Sequence[Run], seeds: Sequence[int], references: dict[int, tuple[float, ...]]
+) -> Row:
+    values: dict[str, dict[int, float]] = {measure: {} for measure in MEASURES}
+    for run in runs:
+        if run.done:
+            for measure, value in _measured(run, references.get(run.seed)).items():
+                if value is not None:
+                    values[measure][run.seed] = value
+    begun = {run.seed for run in runs}
+    return Row(
+        name=name,
+        method=_method(runs[0]),
+        seeds=tuple(run.seed for run in runs if run.done),
+        values=values,
+        unfinished=(
+            *(Unfinished(name, run.seed, _why(run)) for run in runs if not run.done),
+            *(Unfinished(name, seed, "not begun") for seed in seeds if seed not in begun),
+        ),
+    )
+
+
+def _measured(run: Run, reference: Sequence[float] | None) -> dict[str, float | None]:
+    try:
+        found = summarise(run.accuracy, run.record, reference, run.initial)
+    except ValueError as error:
+        raise UserError(f"{run.path}: not a finished run's folder: {error}") from error
+    if _method(run) == "joint":  # the other measures are about the order of tasks
+        found = {"ACC": found["ACC"]}
+    seconds = run.status.get("seconds")
+    return {**found, "seconds": None if seconds is None else float(seconds)}
+
+
+def _method(run: Run) -> str:
+    return str(run.config["method"]["name"])
+
+
+def _why(run: Run) -> str:
+    state = str(run.status.get("state", "not begun"))
+    step, steps = run.status.get("step"), run.status.get("steps")
+    at = f" at step {step} of {steps}" if step is not None and steps else ""
+    error = str(run.status.get("error") or "").strip().splitlines()
+    return state + at + (f": {error[-1]}" if error else "")

@@ -1,0 +1,404 @@
+"""Reports say what the run folders say: all of it, and whichever way it went."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from datetime import datetime, timezone
+
+import pytest
+from rich.console import Console
+from runfolders import DEMO, Made, write_experiment, write_run
+
+from syngap.errors import UserError
+from syngap.experiments.folder import read_run, read_runs
+from syngap.report.data import data
+from syngap.report.figures import accuracy_figure
+from syngap.report.headline import against, headline, rivals, subject
+from syngap.report.page import embedded, page, write_page
+from syngap.report.rows import MEASURES, missing, rows
+from syngap.report.series import accuracy_curve, boundaries, plasticity_curve
+from syngap.report.table import best, markdown, table
+
+NOON = datetime(2025, 11, 15, 12, tzinfo=timezone.utc)
+
+
+def experiment(folder, ends, seconds=None):
+    """Write two-task runs: row → by seed the accuracy on both tasks in the end, and return them."""
+    write_experiment(folder, {}, ())
+    for row, seeds in ends.items():
+        for seed, (first, second) in enumerate(seeds):
+            method = Made(row.split()[0], seconds=(seconds or {}).get(row, 10.0))
+            R = [[first, second]] if method.name == "joint" else [[90, 0], [first, second]]
+            write_run(folder, row, method, seed, R=R, every=50)
+    (folder / "experiment.yaml").write_text(json.dumps({"methods": dict.fromkeys(ends)}))
+    return read_runs(folder)
+
+
+def shown(rows, width=80):
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table(rows))
+    return captured.get()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return read_runs(write_experiment(tmp_path_factory.mktemp("demo"), every=20))
+
+
+# Rows
+
+
+def test_row_is_mean_and_sd_over_seeds(tmp_path):
+    (row,) = rows(experiment(tmp_path, {"er": [(50, 80), (60, 90), (70, 100)]}))
+    assert row.spread("ACC") == (75, 10)
+    assert row.spread("FM") == (30, 10)
+    assert row.spread("BWT") == (-30, 10)
+    assert row.seeds == (0, 1, 2)
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    (row,) = rows(experiment(tmp_path, {"er": [(50, 80)]}))
+    assert row.spread("ACC") == (65, None)
+
+
+def test_intransigence_is_against_the_joint_run_of_the_same_seed(tmp_path):
+    runs = experiment(tmp_path, {"er": [(50, 80), (50, 80)], "joint": [(95, 85), (99, 91)]})
+    er, joint = rows(runs)
+    assert er.values["INT"] == {0: 5, 1: 10}
+    assert joint.joint
+    assert joint.spread("ACC") == (92.5, pytest.approx(3.5355, abs=1e-4))
+    assert all(joint.spread(name) is None for name in MEASURES if name not in ("ACC", "seconds"))
+
+
+def test_intransigence_is_unknown_without_joint_run(tmp_path):
+    (row,) = rows(experiment(tmp_path, {"er": [(50, 80)]}))
+    assert row.spread("INT") is None
+    assert missing([row]) == []
+
+
+def test_missing_joint_seed_is_named(tmp_path):
+    er, joint = rows(experiment(tmp_path, {"er": [(50, 80), (50, 80)], "joint": [(95, 85)]}))
+    assert er.values["INT"] == {0: 5}
+    assert missing([er, joint]) == [
+        "Joint, seed 1: not begun",
+        "INT, seed 1, for want of its joint run: ER",
+    ]
+
+
+def test_joint_comes_last_and_the_others_in_the_order_of_the_experiment(demo):
+    names = [row.name for row in rows(demo)]
+    assert names == list(DEMO)
+    assert [row.name for row in rows(demo[::-1])][-1] == "joint"
+
+
+def test_every_run_is_counted_or_named(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"], "sgd": DEMO["sgd"]}, every=50)
+    write_run(tmp_path, "er", DEMO["er"], 1, state="running", tasks_done=2)
+    error = "Traceback (most recent call last):\n  ...\nRuntimeError: out of memory"
+    write_run(tmp_path, "sgd", DEMO["sgd"], 0, state="failed", tasks_done=1, error=error)
+    shutil.rmtree(tmp_path / "sgd-2")
+    er, sgd = rows(read_runs(tmp_path))
+    assert (er.seeds, sgd.seeds) == ((0, 2), (1,))
+    assert missing([er, sgd]) == [
+        "ER, seed 1: running at step 200 of 500",
+        "SGD, seed 0: failed at step 100 of 500: RuntimeError: out of memory",
+        "SGD, seed 2: not begun",
+    ]
+    for text in (shown([er, sgd]), markdown([er, sgd])):
+        assert "RuntimeError: out of memory" in text
+        assert "SGD (1 of 3 seeds)" in text
+
+
+def test_damaged_folder_is_named(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"]}, (0,), every=50)
+    (tmp_path / "er-0" / "accuracy.csv").write_text("after,task_1,task_2\n")
+    with pytest.raises(UserError, match="er-0"):
+        rows(read_runs(tmp_path))
+
+
+def test_report_imports_no_training():
+    code = (
+        "import sys, syngap.report.page, syngap.report.figures;"
+        "print([m for m in sys.modules if m.startswith(('syngap.training', 'matplotlib'))])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+# Tables
+
+
+def test_table_fits_a_narrow_terminal_and_a_pipe(demo):
+    lines = shown(rows(demo)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    er = next(line for line in lines if line.strip().startswith("ER "))
+    assert len(re.findall(r"\d+\.\d+ ± +\d+\.\d+", er)) == 4
+
+
+def test_points_of_a_column_stand_under_each_other(demo):
+    lines = [line for line in shown(rows(demo)).splitlines() if "±" in line and "Mean" not in line]
+    assert len({line.index(".") for line in lines}) == 1
+    assert len({line.index("±") for line in lines}) == 1
+
+
+def test_best_of_each_column_is_marked_and_joint_is_no_rival(tmp_path):
+    ends = {"er": [(50, 80)], "sgd": [(0, 90)], "joint": [(99, 99)]}
+    found = rows(experiment(tmp_path, ends, seconds={"sgd": 5.0, "joint": 1.0}))
+    assert best(found, "ACC") == best(found, "FM") == {"er"}
+    assert best(found, "seconds") == best(found, "INT") == {"sgd"}
+    assert "65.00*" in shown(found)
+    assert "**65.00**" in markdown(found)
+    assert markdown(found).splitlines()[4].startswith("| Joint")
+
+
+def test_nothing_is_best_where_all_are_equal(tmp_path):
+    found = rows(experiment(tmp_path, {"er": [(50, 80)], "sgd": [(50, 80)]}))
+    assert best(found, "ACC") == set()
+
+
+def test_markdown_is_a_table(demo):
+    lines = [line for line in markdown(rows(demo)).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(DEMO)
+    assert len({len(line) for line in lines}) == 1
+    assert {line.count("|") for line in lines} == {6}
+
+
+def test_names_are_text_in_tables(tmp_path):
+    found = rows(experiment(tmp_path, {"er [red]a|b": [(50, 80)]}))
+    assert "er [red]a|b" in shown(found)
+    assert r"er [red]a\|b" in markdown(found)
+
+
+# Headline
+
+
+def test_headline_when_it_wins(tmp_path):
+    ends = {
+        "syngap": [(70, 80), (72, 81), (69, 82)],
+        "er": [(60, 80), (61, 80), (60, 81)],
+        "sgd": [(0, 90), (1, 91), (0, 92)],
+    }
+    found = rows(experiment(tmp_path, ends, seconds={"syngap": 18.0}))
+    said = headline(found, numbers=False)
+    assert said.startswith("SynGAP forgets less than ER and SGD. ")
+    assert "It ends more accurate than ER and SGD." in said
+    assert re.search(r"1\.[789]\u00a0× that of ER and 1\.[789]\u00a0× that of SGD\.$", said)
+    assert "SynGAP forgets less than ER (−10.0 ± 1.0 points) and SGD (−70.0 ± 1.0)." in headline(
+        found
+    )
+
+
+def test_headline_when_it_is_level(tmp_path):
+    ends = {"syngap": [(60, 80), (66, 80), (60, 84)], "er": [(62, 80), (62, 80), (62, 81)]}
+    said = headline(rows(experiment(tmp_path, ends)), numbers=False)
+    assert said.startswith("SynGAP forgets about as much as ER. It ends level with ER.")
+
+
+def test_headline_when_it_loses_names_the_winner(tmp_path):
+    ends = {
+        "derpp": [(88, 80), (87, 80)],
+        "syngap": [(40, 80), (41, 80)],
+        "er": [(60, 80), (60, 80)],
+        "sgd": [(0, 90), (1, 90)],
+    }
+    said = headline(rows(experiment(tmp_path, ends)), numbers=False)
+    assert said.startswith("SynGAP forgets less than SGD, and more than ER and DER++.")
+    assert "It ends more accurate than SGD, and less accurate than ER and DER++." in said
+
+
+def test_headline_draws_no_conclusion_from_one_seed(tmp_path):
+    found = rows(experiment(tmp_path, {"syngap": [(70, 80)], "er": [(60, 80)]}))
+    said = headline(found)
+    assert said.startswith(
+        "Too few seeds for a verdict: SynGAP ends at 75.0 % and ER ends at 70.0 %."
+    )
+    assert "more accurate" not in said
+
+
+def test_headline_compares_shared_seeds_only(tmp_path):
+    ends = {"syngap": [(70, 80), (70, 81), (0, 0)], "er": [(60, 80), (61, 80)], "sgd": [(0, 90)]}
+    found = rows(experiment(tmp_path, ends))
+    difference = against(subject(found), rivals(found)[0])
+    assert difference.seeds == 2
+    assert difference.accuracy.mean == pytest.approx(5)
+    assert "Too few shared seeds to compare it with SGD." in headline(found)
+
+
+def test_headline_without_syngap(tmp_path):
+    found = rows(experiment(tmp_path, {"er": [(60, 80), (61, 80)], "sgd": [(0, 90), (0, 91)]}))
+    assert headline(found) == (
+        "No SynGAP run has finished. Of the others, ER ends highest: "
+        "70.2 ± 0.4 % accuracy, 29.5 ± 0.7 points forgotten."
+    )
+
+
+def test_headline_without_rivals(tmp_path):
+    found = rows(experiment(tmp_path, {"syngap": [(60, 80), (60, 80)], "joint": [(99, 99)] * 2}))
+    assert headline(found) == (
+        "SynGAP ends at 70.0 ± 0.0 % accuracy, 30.0 ± 0.0 points forgotten. "
+        "No other method has finished to compare it with."
+    )
+
+
+def test_headline_with_nothing_to_compare(tmp_path):
+    write_run(tmp_path, "er", DEMO["er"], 0, state="running")
+    (tmp_path / "experiment.yaml").write_text("methods: {er: {}}")
+    assert headline(rows(read_runs(tmp_path))) == "No run has finished yet."
+    write_run(tmp_path, "joint", DEMO["joint"], 0, every=50)
+    only = "Only Joint has finished: there is nothing to compare yet."
+    assert headline(rows(read_runs(tmp_path))) == only
+
+
+def test_headline_sets_the_best_of_several_against_the_best(tmp_path):
+    ends = {
+        "er 0.1": [(60, 80), (60, 81)],
+        "er 0.3": [(50, 80), (50, 81)],
+        "syngap 0.1": [(50, 80), (51, 81)],
+        "syngap 0.3": [(55, 80), (55, 80)],
+    }
+    found = rows(experiment(tmp_path, ends))
+    assert subject(found).name == "syngap 0.3"
+    assert [row.name for row in rivals(found)] == ["er 0.1"]
+
+
+# Over the stream
+
+
+def test_seeds_with_tasks_of_other_lengths_are_averaged_by_place(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"]}, uneven=True, every=10)
+    runs = read_runs(tmp_path)
+    assert boundaries(runs[:1]) != boundaries(runs[1:2])
+    curve = accuracy_curve(runs)
+    place = curve.places.index(2.0)
+    mean = sum(run.accuracy[1][0] for run in runs) / 3
+    assert curve.lines["0"].mean[place] == pytest.approx(mean)
+    assert data(runs, rows(runs))["axis"]["unit"] == "step"
+
+
+def test_seen_counts_the_tasks_seen(tmp_path):
+    runs = experiment(tmp_path, {"er": [(50, 80)]})
+    curve = accuracy_curve(runs)
+    assert curve.lines["seen"].mean[curve.places.index(1.0)] == 90
+    assert curve.lines["seen"].mean[-1] == 65
+    assert curve.lines["seen"].sd is None
+
+
+def test_long_records_are_thinned_and_keep_the_ends_of_tasks(tmp_path):
+    write_experiment(tmp_path, {"syngap": DEMO["syngap"]}, (0,), steps=400, every=1)
+    runs = read_runs(tmp_path)
+    curve = accuracy_curve(runs)
+    assert len(curve.places) <= 300
+    assert {0, 1, 2, 3, 4, 5} <= set(curve.places)
+    layers = plasticity_curve(runs)
+    assert len(layers.places) <= 120
+    assert {"/mean", "0.weight/mean", "0.weight/q05", "0.weight/q95"} <= set(layers.lines)
+
+
+def test_plasticity_that_is_not_finite_is_left_out(tmp_path):
+    path = write_run(tmp_path, "syngap", DEMO["syngap"], 0, every=50)
+    record = path / "metrics.jsonl"
+    text = record.read_text()
+    record.write_text(re.sub(r'("plasticity/0.bias/mean": )[0-9.]+', r"\1NaN", text))
+    curve = plasticity_curve([read_run(path)])
+    assert "0.bias/mean" not in curve.lines
+    assert "0.bias/q05" in curve.lines
+    record.write_text(re.sub(r'("plasticity/[^"]*": )[0-9.]+', r"\1NaN", text))
+    assert plasticity_curve([read_run(path)]) is None
+
+
+def test_rows_that_disagree_on_steps_share_an_axis_of_tasks(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"]}, (0,), every=50)
+    write_run(tmp_path, "sgd", DEMO["sgd"], 0, steps=300, every=50)
+    runs = read_runs(tmp_path)
+    assert data(runs, rows(runs))["axis"] == {"unit": "task", "ends": [1, 2, 3, 4, 5]}
+
+
+# The page
+
+
+def test_page_is_one_small_file_and_the_same_each_time(demo, tmp_path):
+    write_page(demo, tmp_path / "a.html", "digits", made=NOON)
+    write_page(demo, tmp_path / "b.html", "digits", made=NOON)
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert text == (tmp_path / "b.html").read_text(encoding="utf-8")
+    assert len(text) < 200_000
+    assert "2025-11-15 12:00 UTC" in text
+    addresses = set(re.findall(r"https?://[^\s\"'<>]+", text))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
+    assert not re.search(r"(?:src|href)=\"(?!data:)", text)
+
+
+def test_page_data_cannot_break_out(demo):
+    hostile = "</script><img src=x onerror=alert(1)> <!-- {{script}} & \u2028"
+    assert json.loads(embedded({hostile: hostile})) == {hostile: hostile}
+    assert not re.search("[<>&\u2028]", embedded(hostile))
+    text = page(demo, hostile, made=NOON)
+    assert "<img" not in text
+    assert "{{script}}" in text
+    assert text.count("</script>") == 2
+
+
+def test_page_of_an_experiment_that_has_only_begun(tmp_path):
+    write_experiment(tmp_path, {}, ())
+    write_run(tmp_path, "er", DEMO["er"], 0, state="running")
+    text = page(read_runs(tmp_path), "begun", made=NOON)
+    assert "No run has finished yet." in text
+    assert "ER, seed 0: running at step 0 of 500" in text
+
+
+def test_page_tells_shared_configuration_once(demo):
+    found = data(demo, rows(demo))
+    assert "name: digits" in found["shared"]
+    assert "name: er\n" in found["rows"][5]["config"]
+    assert "digits" not in found["rows"][5]["config"]
+    assert ["versions.torch", "2.13.0"] in found["environment"]
+
+
+def test_configuration_that_differs_by_seed_is_told_by_seed(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"]}, (0, 1), every=50)
+    write_run(tmp_path, "er", DEMO["er"], 2, every=50, extra={"device": "cuda"})
+    runs = read_runs(tmp_path)
+    told = data(runs, rows(runs))["rows"][0]["config"]
+    assert told == "# seed 0, 1\ndevice: cpu\n\n# seed 2\ndevice: cuda\n"
+
+
+def test_accuracy_alone_is_enough_for_a_report(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"], "syngap": DEMO["syngap"]}, every=50)
+    for record in tmp_path.glob("*/metrics.jsonl"):
+        record.unlink()
+    runs = read_runs(tmp_path)
+    found = rows(runs)
+    assert found[0].spread("ACC") is not None
+    assert found[0].spread("anytime") is None
+    assert len(data(runs, found)["axis"]["ends"]) == 5
+    assert "SynGAP forgets less than ER" in page(runs, "R alone")
+    with pytest.raises(UserError, match=r"no metrics\.jsonl"):
+        accuracy_figure(runs, tmp_path / "a.svg")
+
+
+# Figures
+
+
+def test_figure_is_the_same_each_time(demo, tmp_path):
+    pytest.importorskip("matplotlib")
+    accuracy_figure(demo, tmp_path / "a.svg")
+    accuracy_figure(demo, tmp_path / "b.svg")
+    drawn = (tmp_path / "a.svg").read_bytes()
+    assert drawn == (tmp_path / "b.svg").read_bytes()
+    assert drawn.startswith(b"<?xml")
+    assert b"<dc:date>" not in drawn
+
+
+def test_figure_of_chosen_rows(demo, tmp_path):
+    pytest.importorskip("matplotlib")
+    accuracy_figure(demo, tmp_path / "a.svg", ["sgd", "er"])
+    with pytest.raises(UserError, match='no finished row "derp"; did you mean "derpp"'):
+        accuracy_figure(demo, tmp_path / "b.svg", ["derp"])
+    with pytest.raises(UserError, match="no stream to draw"):
+        accuracy_figure(demo, tmp_path / "b.svg", ["joint"])
