@@ -10,8 +10,8 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=python3.12 make ... uses another interpreter"
 
-demo: $(VENV)/.with-demo ## learn handwritten digits two at a time, on CPU
-	@"$(BIN)/python" examples/digits.py
+demo: $(VENV)/.installed ## compare all methods on handwritten digits: a table and a page
+	@"$(BIN)/syngap" demo --fresh
 
 test: $(VENV)/.with-dev ## run every test and docstring example
 	@"$(BIN)/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup
@@ -38,8 +38,15 @@ $(VENV)/.created:
 	@"$(PYTHON)" -m venv "$(VENV)"
 	@touch "$@"
 
-$(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.created
-	@echo "Installing syngap[$*] into $(VENV) (torch comes with the first: minutes)"
-	@"$(BIN)/python" -m pip install --quiet --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[$*]"
+INSTALL = "$(BIN)/python" -m pip install --quiet --quiet --disable-pip-version-check \
+	--constraint constraints.txt --editable
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
+	@echo "Installing syngap into $(VENV) (with torch: minutes)"
+	@$(INSTALL) .
+	@touch "$@"
+
+$(VENV)/.with-%: $(VENV)/.installed
+	@echo "Installing what syngap[$*] adds into $(VENV)"
+	@$(INSTALL) ".[$*]"
 	@touch "$@"

@@ -1,0 +1,90 @@
+"""What is here, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import syngap
+from syngap import methods, models, streams
+from syngap.errors import UserError
+from syngap.experiments.config import shipped
+from syngap.experiments.environment import processor
+from syngap.streams import cifar100, places
+
+__all__ = ["findings"]
+
+_NEEDED = (
+    "pydantic",
+    "typer",
+    "rich",
+    "PyYAML",
+    "safetensors",
+    "pillow",
+    "numpy",
+    "scikit-learn",
+    "matplotlib",
+    "pooch",
+)
+_EXTRAS = {
+    "dev": ("pytest", "to run the tests and checks of a checkout"),
+    "docs": ("mkdocs-material", "to build the documentation"),
+    "bench": ("backpack-for-pytorch", "to compare speed with other packages"),
+}
+
+
+def findings() -> Iterator[str]:
+    """Yield the lines of `syngap doctor`."""
+    yield f"syngap {syngap.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"torch {torch.__version__}, {processor()}, {os.cpu_count()} cores"
+    yield f"device: {_gpus() or 'no GPU that torch can use; runs go to the CPU'}"
+    for name in _NEEDED:
+        if (found := _version(name)) is None:
+            yield f"{name}: missing; pip install --upgrade syngap brings it"
+    yield ", ".join(f"{name} {_version(name)}" for name in _NEEDED if _version(name))
+    yield from _data()
+    for folder in (Path.cwd(), places.home()):
+        yield f"free disk at {folder}: {_free(folder):.1f} GB"
+    yield f"experiments: {', '.join(shipped())}"
+    yield f"streams: {', '.join(streams.registry.names())}"
+    yield f"models: {', '.join(models.registry.names())}"
+    yield f"methods: {', '.join(methods.registry.names())}"
+    for extra, (name, adds) in _EXTRAS.items():
+        state = "installed" if _version(name) else f"not installed; pip install 'syngap[{extra}]'"
+        yield f"extra {extra} ({adds}): {state}"
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _data() -> Iterator[str]:
+    for name, folders in (
+        ("cifar100", cifar100.NAMES),
+        ("core50", ("core50_128x128", "core50_32x32")),
+    ):
+        try:
+            yield f"{name}: {places.find(None, folders, '')}"
+        except UserError:
+            yield f"{name}: not found; `syngap data {name}` fetches it, --data names its folder"
+
+
+def _free(folder: Path) -> float:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / 1e9
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

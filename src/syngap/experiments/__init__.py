@@ -1,0 +1,1 @@
+"""From a configuration to folders of runs: the plan, the processes, the folder of a run."""

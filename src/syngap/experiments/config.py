@@ -1,0 +1,288 @@
+"""An experiment as it is asked for: read, completed, checked, with errors that name the place.
+
+    name: digits
+    stream: {name: digits, epochs: 2, batch: 8}
+    model: {name: mlp, hidden: [100]}
+    training: {evaluate_every: 10}
+
+Methods:
+      er: {lr: 0.3, buffer: 50}
+      er_slow: {method: er, lr: 0.03, buffer: 50}
+    seeds: [0, 1, 2]
+
+A key of `methods` names a row of the table and is the method's name, unless `method` says another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from syngap import methods, models, streams
+from syngap.errors import UserError, nearest
+from syngap.methods.learner import Precision
+from syngap.options import Count, Natural, NonNegative, checked, shown, signature
+
+__all__ = ["FORMAT", "Experiment", "Training", "read", "seeds_of", "shipped", "with_settings"]
+
+FORMAT = 1
+_KEYS = ("name", "stream", "model", "training", "methods", "seeds")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The options of `training`.
+
+    Args:
+        device: "auto" is the GPU where there is one.
+        precision: "fp32", or "bf16" for the network's forward pass.
+        threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
+            is part of the experiment and does not follow the number of workers.
+        evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
+        checkpoint_seconds: at least so long between checkpoints within a task.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "fp32"
+    threads: Count = 1
+    evaluate_every: Natural = 0
+    checkpoint_seconds: NonNegative = 60.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A complete, checked experiment: every option of everything is there."""
+
+    name: str
+    stream: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+    seeds: list[int] = field(default_factory=lambda: [0])
+
+    @classmethod
+    def from_mapping(cls, given: Any) -> Experiment:
+        """Return the experiment that a YAML file describes; UserError where it cannot be one."""
+        given = _mapping(given, "the configuration")
+        for key in given:
+            if key not in _KEYS:
+                hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
+                raise UserError(f"{key}: unknown option{hint}")
+        for key in ("stream", "model", "methods"):
+            if not given.get(key):
+                raise UserError(f"{key}: missing")
+        rows = _mapping(given["methods"], "methods")
+        return cls(
+            name=_name(given.get("name", "experiment"), "name"),
+            stream=_named(given["stream"], "stream", streams.registry.names(), streams.options),
+            model=_named(
+                given["model"],
+                "model",
+                models.registry.names(),
+                lambda name: signature(models.registry.get(name)),
+            ),
+            training=checked(
+                _mapping(given.get("training") or {}, "training"), signature(Training), "training"
+            ),
+            methods={_name(row, "methods"): _method(row, options) for row, options in rows.items()},
+            seeds=_seeds(given.get("seeds", [0])),
+        )
+
+    def select(self, rows: Sequence[str] | None, seeds: Sequence[int] | None) -> Experiment:
+        """Return the part of the experiment with these rows and seeds; None is all."""
+        for row in rows or ():
+            if row not in self.methods:
+                hint = nearest(row, self.methods) or f"; there are {', '.join(self.methods)}"
+                raise UserError(f'methods: unknown "{row}"{hint}')
+        chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
+        return Experiment(
+            self.name,
+            self.stream,
+            self.model,
+            self.training,
+            chosen,
+            list(seeds) if seeds is not None else self.seeds,
+        )
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return what `from_mapping` makes the same experiment of."""
+        rows = {
+            row: {"method": options["name"], **{k: v for k, v in options.items() if k != "name"}}
+            for row, options in self.methods.items()
+        }
+        return {
+            "name": self.name,
+            "stream": self.stream,
+            "model": self.model,
+            "training": self.training,
+            "methods": rows,
+            "seeds": self.seeds,
+        }
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the configuration of every run, seeds within rows."""
+        return [
+            {
+                "format": FORMAT,
+                "experiment": self.name,
+                "row": row,
+                "seed": seed,
+                "stream": self.stream,
+                "model": self.model,
+                "training": self.training,
+                "method": options,
+            }
+            for row, options in self.methods.items()
+            for seed in self.seeds
+        ]
+
+
+def read(name_or_file: str) -> dict[str, Any]:
+    """Return the raw configuration from a YAML file, or of an experiment that ships."""
+    path = Path(name_or_file)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
+    elif name_or_file in shipped():
+        text = (files("syngap.experiments") / "shipped" / f"{name_or_file}.yaml").read_text()
+    else:
+        hint = nearest(name_or_file, shipped()) or (
+            f"; there are {', '.join(shipped())}, or give a .yaml file"
+        )
+        raise UserError(f'unknown experiment "{name_or_file}"{hint}')
+    return _mapping(parsed(text, str(path)), str(path))
+
+
+def shipped() -> list[str]:
+    """Return the names of the experiments that come with the package."""
+    folder = files("syngap.experiments") / "shipped"
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return `given` with every "a.b.c=value" of `settings` put in; values are YAML.
+
+    Examples:
+        >>> with_settings({"methods": {"er": None}}, ["methods.er.lr=0.3"])
+        {'methods': {'er': {'lr': 0.3}}}
+    """
+    changed = dict(given)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not all(path.split(".")):
+            raise UserError(
+                f"--set: got {shown(setting)}, expected key=value, such as stream.epochs=2"
+            )
+        *parents, last = path.split(".")
+        place = changed
+        for depth, key in enumerate(parents):
+            inner = place.get(key)
+            place[key] = (
+                {} if inner is None else dict(_mapping(inner, ".".join(parents[: depth + 1])))
+            )
+            place = place[key]
+        place[last] = parsed(text, f"--set {path}")
+    if "methods" in changed:
+        for row in _mapping(changed["methods"], "methods"):
+            known = given.get("methods") or {}
+            if row not in known and row not in methods.registry.names():
+                hint = nearest(str(row), known) or f"; there are {', '.join(known)}"
+                raise UserError(f"methods.{row}: unknown{hint}")
+    return changed
+
+
+def parsed(text: str, where: str) -> Any:
+    """Return the YAML in `text`; UserError where it is none."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise UserError(f"{where}{line}: not YAML ({' '.join(str(problem).split())})") from error
+
+
+def _named(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:
+    given = {"name": given} if isinstance(given, str) else dict(_mapping(given, path))
+    name = given.pop("name", None)
+    if not isinstance(name, str):
+        raise UserError(f"{path}.name: got {shown(name)}, expected one of {', '.join(names)}")
+    try:
+        allowed = options(name)
+    except UserError as error:
+        raise UserError(f"{path}.name: {error}") from error
+    return {"name": name, **checked(given, allowed, path)}
+
+
+def _method(row: Any, given: Any) -> dict[str, Any]:
+    given = dict(_mapping(given or {}, f"methods.{row}"))
+    name = given.pop("method", row)
+    if not isinstance(name, str):
+        raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
+    try:
+        method = methods.registry.get(name)
+    except UserError as error:
+        raise UserError(f"methods.{row}: {error}") from error
+    return {"name": name, **checked(given, signature(method), f"methods.{row}")}
+
+
+def _seeds(given: Any) -> list[int]:
+    if isinstance(given, str):
+        return seeds_of(given)
+    given = [given] if isinstance(given, int) else given
+    right = (
+        isinstance(given, list)
+        and given
+        and all(
+            isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in given
+        )
+    )
+    if not right or len(set(given)) != len(given):
+        raise UserError(
+            f"seeds: got {shown(given)}, expected different whole numbers ≥ 0, such as [0, 1, 2]"
+        )
+    return list(given)
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds that "0..4" or "0,3,7" means.
+
+    Examples:
+        >>> seeds_of("0..4"), seeds_of("3")
+        ([0, 1, 2, 3, 4], [3])
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first >= 10_000:
+            raise UserError(f"seeds: got {shown(text)}, expected numbers such as 0..4 or 0,1,2")
+        seeds += range(first, last + 1)
+    return _seeds(seeds)
+
+
+def _mapping(given: Any, path: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: got {shown(given)}, expected names with values")
+    return given
+
+
+def _name(given: Any, path: str) -> str:
+    if not isinstance(given, str) or not _NAME.fullmatch(given) or len(given) > 100:
+        raise UserError(
+            f"{path}: got {shown(given)}, expected a name of letters, digits and _ . + -"
+        )
+    return given
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

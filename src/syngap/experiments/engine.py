@@ -1,0 +1,142 @@
+"""The local engine: runs in worker processes, each failure its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from syngap.experiments.environment import chosen_device, environment
+from syngap.experiments.files import write, write_json, write_yaml
+from syngap.experiments.run import Job, execute
+
+__all__ = ["Event", "default_workers", "run_here", "run_local"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a run: it began, got to a step, is done, or failed with a message."""
+
+    job: Job
+    kind: str
+    step: int = 0
+    accuracy: float | None = None
+    message: str = ""
+
+
+def run_local(jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None]) -> None:
+    """Do `jobs` in `workers` processes at a time.
+
+    A run that raises, or whose process dies, is reported and leaves the others alone. Whatever
+    interrupts the caller ends the processes at once: their folders are whole at any instant.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(jobs))
+    pool = [_Worker(context) for _ in range(min(workers, len(jobs)))]
+    try:
+        for worker in pool:
+            worker.give(waiting, on_event)
+        while busy := [worker for worker in pool if worker.job]:
+            ready = wait([worker.connection for worker in busy])
+            for worker in busy:
+                if worker.connection in ready and worker.listen(on_event):
+                    worker.give(waiting, on_event)
+    finally:
+        for worker in pool:
+            worker.stop()
+
+
+def run_here(job: Job, tell: Callable[[int, float | None], None] = lambda *_: None) -> None:
+    """Do one run in this process and leave its folder complete, whatever happens."""
+    device = chosen_device(job.config["training"]["device"])
+    job.folder.mkdir(parents=True, exist_ok=True)
+    if not (job.folder / "environment.json").is_file():
+        write_json(job.folder / "environment.json", environment(device))
+    if not (job.folder / "config.yaml").is_file():
+        write_yaml(job.folder / "config.yaml", job.config)
+    execute(job, tell)
+
+
+def default_workers(jobs: Sequence[Job]) -> int:
+    """Return how many runs fit at a time: one a core and its threads, or one on a GPU."""
+    training = jobs[0].config["training"]
+    if chosen_device(training["device"]).type == "cuda":
+        return 1
+    return max(1, (os.cpu_count() or 1) // int(training["threads"]))
+
+
+class _Worker:
+    """A process that does one run after another, and starts again where it died."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.job: Job | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.connection, theirs = self._context.Pipe()
+        self._process: BaseProcess = self._context.Process(
+            target=_work, args=(theirs,), daemon=True
+        )
+        self._process.start()
+        theirs.close()  # so that its death reads as the end of the connection
+
+    def give(self, waiting: list[Job], on_event: Callable[[Event], None]) -> None:
+        self.job = waiting.pop() if waiting else None
+        if self.job:
+            self.connection.send(self.job)
+            on_event(Event(self.job, "begun"))
+
+    def listen(self, on_event: Callable[[Event], None]) -> bool:
+        """Pass on what the process says; return whether its run has ended."""
+        assert self.job
+        try:
+            event: Event = self.connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            self._start()
+            event = Event(self.job, "failed", message=f"its process died ({why})")
+        on_event(event)
+        return event.kind in ("done", "failed")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+def _work(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
+    while True:
+        try:
+            job: Job = connection.recv()
+        except EOFError:  # the parent is gone
+            return
+        try:
+            run_here(
+                job, lambda step, accuracy: connection.send(Event(job, "step", step, accuracy))
+            )
+            connection.send(Event(job, "done"))
+        except Exception as error:
+            message = _kept(job, error)
+            connection.send(Event(job, "failed", message=message))
+
+
+def _kept(job: Job, error: Exception) -> str:
+    """Write why a run failed into its folder, if that can be; return it in a line."""
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        status = job.folder / "status.json"
+        write_json(status, {"state": "failed", "error": message})
+        write(job.folder / "error.txt", traceback.format_exc().encode())
+    except OSError:
+        pass  # the message says it, and the disk may be what failed
+    return message

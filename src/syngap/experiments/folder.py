@@ -1,0 +1,151 @@
+"""A run is a folder, and everything that is ever said about the run comes from it.
+
+DIR/experiment.yaml          what was asked for, complete
+DIR/METHOD-SEED/
+config.yaml              this run, complete and resolved
+environment.json         versions, hardware, command
+status.json              running, done or failed; steps; seconds of training
+accuracy.csv             R: after each task, the accuracy on every task, in percent
+metrics.jsonl            every evaluation on the way, a line each
+checkpoint/              where to go on from: safetensors, no pickle
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from syngap.errors import UserError
+from syngap.metrics import Evaluation
+
+__all__ = ["Run", "csv_of", "evaluation_of", "read_run", "read_runs"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says.
+
+    Args:
+        path: the folder.
+        config: the whole of config.yaml; `config["row"]` names the row of the table (usually the
+            method), `config["seed"]` the seed, `config["method"]` the method with its options.
+        status: state ("running", "done" or "failed"), step, steps, seconds, error.
+        environment: versions and hardware.
+        accuracy: R in percent, a row after each task; a joint run has one row.
+        initial: accuracy by task before the first step, None until it was measured.
+        record: every evaluation after the first step, in order.
+        summaries: step → what the method said of itself then (plasticity by layer, for SynGAP).
+    """
+
+    path: Path
+    config: dict[str, Any]
+    status: dict[str, Any]
+    environment: dict[str, Any]
+    accuracy: list[list[float]]
+    initial: tuple[float, ...] | None = None
+    record: list[Evaluation] = field(default_factory=list)
+    summaries: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def row(self) -> str:
+        """The row of the table that this run belongs to."""
+        return str(self.config["row"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of this run."""
+        return int(self.config["seed"])
+
+    @property
+    def done(self) -> bool:
+        """Whether it ran to its end."""
+        return bool(self.status.get("state") == "done")
+
+
+def read_runs(directory: Path) -> list[Run]:
+    """Return every run in `directory`, in the order of the experiment's methods and seeds."""
+    plan = directory / "experiment.yaml"
+    if not plan.is_file():
+        raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
+    rows = list(_yaml(plan)["methods"])
+    runs = [read_run(config.parent) for config in sorted(directory.glob("*/config.yaml"))]
+    if not runs:
+        raise UserError(f"{directory}: no run has begun there")
+    place = {row: number for number, row in enumerate(rows)}
+    return sorted(runs, key=lambda run: (place.get(run.row, len(rows)), run.row, run.seed))
+
+
+def read_run(path: Path) -> Run:
+    """Return what the run folder `path` says, whether the run has ended or not."""
+    initial, record, summaries = None, [], {}
+    for line in _lines(path / "metrics.jsonl"):
+        evaluation = evaluation_of(line)
+        if evaluation.step:
+            record.append(evaluation)
+        else:
+            initial = evaluation.accuracy
+        if line.get("summary"):
+            summaries[evaluation.step] = line["summary"]
+    return Run(
+        path=path,
+        config=_yaml(path / "config.yaml"),
+        status=_json(path / "status.json"),
+        environment=_json(path / "environment.json"),
+        accuracy=_matrix(path / "accuracy.csv"),
+        initial=initial,
+        record=record,
+        summaries=summaries,
+    )
+
+
+def csv_of(rows: Iterable[tuple[int, Sequence[float]]], tasks: int) -> str:
+    """Return accuracy.csv: (number of tasks learned, accuracy by task) a line.
+
+    Examples:
+        >>> print(csv_of([(1, [98.5, 0.0])], tasks=2), end="")
+        after,task_1,task_2
+        1,98.5,0.0
+    """
+    lines = [",".join(["after", *(f"task_{task + 1}" for task in range(tasks))])]
+    lines += [",".join([str(after), *map(repr, row)]) for after, row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def evaluation_of(line: dict[str, Any]) -> Evaluation:
+    """Return the evaluation that a line of metrics.jsonl holds."""
+    return Evaluation(
+        step=line["step"],
+        task=line["task"],
+        end=line["end"],
+        accuracy=tuple(line["accuracy"]),
+        newest=line["newest"],
+    )
+
+
+def _matrix(path: Path) -> list[list[float]]:
+    if not path.is_file():
+        return []
+    lines = path.read_text().splitlines()[1:]
+    return [[float(cell) for cell in line.split(",")[1:]] for line in lines]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    whole = path.read_text().split("\n")[:-1]  # what follows the last newline was cut off
+    return [json.loads(line) for line in whole]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found

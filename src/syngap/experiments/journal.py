@@ -1,0 +1,130 @@
+"""The journal of a run: what the loop tells goes into the run's folder, whole at any instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from syngap.experiments.files import write, write_json
+from syngap.experiments.folder import csv_of
+from syngap.metrics import Evaluation
+from syngap.training.checkpoint import packed, unpacked
+
+__all__ = ["FolderJournal"]
+
+_TELL_EVERY = 0.25  # seconds
+_KEPT = 2  # a checkpoint and the one before it
+
+Tell = Callable[[int, float | None], None]
+
+
+class FolderJournal:
+    """Keeps a run in `folder`; a kill at any instant loses at most the time since a checkpoint.
+
+    A checkpoint holds the loop's state and how much of metrics.jsonl belongs to it; going on cuts
+    off what was written later, so that nothing is there twice.
+
+    Args:
+        folder: of the run; it exists.
+        steps: how many there will be.
+        tasks: columns of R.
+        checkpoint_seconds: at least so long between checkpoints within a task.
+        tell: is told the step and the latest mean accuracy, now and then.
+    """
+
+    def __init__(
+        self, folder: Path, *, steps: int, tasks: int, checkpoint_seconds: float, tell: Tell
+    ) -> None:
+        self._folder, self._steps, self._tasks = folder, steps, tasks
+        self._pause, self._tell = checkpoint_seconds, tell
+        self._checkpoints = folder / "checkpoint"
+        self._checkpoints.mkdir(exist_ok=True)
+        self._metrics = (folder / "metrics.jsonl").open("ab")
+        self._rows: list[tuple[int, list[float]]] = []
+        self._seen: float | None = None
+        self._seconds = 0.0
+        self._saved = self._told = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the state of the newest whole checkpoint and forget what came after it."""
+        for stray in [*self._folder.glob(".*"), *self._checkpoints.glob(".*")]:
+            stray.unlink()  # half-written when the run was killed
+        for path in reversed(self._saves()):
+            try:
+                saved = unpacked(path.read_bytes())
+            except ValueError:
+                continue
+            self._rows = [(after, row) for after, row in saved["rows"]]
+            self._metrics.truncate(saved["metrics_bytes"])
+            self._write_accuracy()
+            state: dict[str, Any] = saved["state"]
+            self._status("running", state)
+            return state
+        self._metrics.truncate(0)
+        self._write_accuracy()
+        self._status("running", {"step": 0, "seconds": 0.0})
+        return None
+
+    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+        """Add a line to metrics.jsonl and, at the end of a task, one to accuracy.csv."""
+        line = {**asdict(evaluation), "summary": dict(summary)}
+        self._metrics.write(json.dumps(line).encode() + b"\n")
+        learned = evaluation.accuracy[: evaluation.task + 1]
+        self._seen = sum(learned) / len(learned)
+        if evaluation.end:
+            self._rows.append((evaluation.task + 1, list(evaluation.accuracy)))
+            self._write_accuracy()
+
+    def reached(self, step: int) -> bool:
+        """Tell the step now and then; return whether the last checkpoint is long ago."""
+        now = time.monotonic()
+        if now - self._told >= _TELL_EVERY:
+            self._told = now
+            self._tell(step, self._seen)
+        return now - self._saved >= self._pause
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint, then drop the one before the last."""
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        whole = {"state": state, "rows": self._rows, "metrics_bytes": self._metrics.tell()}
+        write(self._checkpoints / f"step-{state['step']:09d}.safetensors", packed(whole))
+        for old in self._saves()[:-_KEPT]:
+            old.unlink()
+        self._status("running", state)
+        self._saved = time.monotonic()
+
+    def close(self, model: nn.Module) -> None:
+        """Leave the network alone in checkpoint/ and say that the run is done."""
+        self._metrics.close()
+        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+        write(self._checkpoints / "weights.safetensors", safetensors.torch.save(weights))
+        self._status("done", {"step": self._steps, "seconds": self._seconds})
+        for save in self._saves():
+            save.unlink()
+
+    def _saves(self) -> list[Path]:
+        return sorted(self._checkpoints.glob("step-*.safetensors"))
+
+    def _write_accuracy(self) -> None:
+        write(self._folder / "accuracy.csv", csv_of(self._rows, self._tasks).encode())
+
+    def _status(self, state: str, progress: Mapping[str, Any]) -> None:
+        self._seconds = progress["seconds"]
+        write_json(
+            self._folder / "status.json",
+            {
+                "state": state,
+                "step": progress["step"],
+                "steps": self._steps,
+                "seconds": round(progress["seconds"], 3),
+            },
+        )

@@ -1,0 +1,87 @@
+"""One run, from its configuration to its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syngap import methods, models, seeds, streams
+from syngap.errors import UserError
+from syngap.experiments.config import Training
+from syngap.experiments.environment import chosen_device
+from syngap.experiments.journal import FolderJournal, Tell
+from syngap.methods import Learner, Method
+from syngap.streams import Stream
+from syngap.training import train
+
+__all__ = ["Job", "beginning", "execute", "stream_of"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be done: its folder, its configuration, and where the data are on this machine."""
+
+    folder: Path
+    config: dict[str, Any]
+    data: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """METHOD-SEED."""
+        return self.folder.name
+
+
+def execute(job: Job, tell: Tell) -> None:
+    """Do a run, or what is left of it."""
+    training = Training(**job.config["training"])
+    torch.set_num_threads(training.threads)
+    device = chosen_device(training.device)
+    stream = stream_of(job.config, job.data)
+    begin = beginning(job.config, stream, device)
+    stream = stream.presented(begin().sees).to(device)
+    journal = FolderJournal(
+        job.folder,
+        steps=len(stream),
+        tasks=stream.tasks,
+        checkpoint_seconds=training.checkpoint_seconds,
+        tell=tell,
+    )
+    method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
+    journal.close(method.learner.model)
+
+
+def stream_of(config: dict[str, Any], data: Path | None) -> Stream:
+    """Return the stream of a run: its data set, in the order of its seed."""
+    options = {key: value for key, value in config["stream"].items() if key != "name"}
+    return streams.load(config["stream"]["name"], seed=config["seed"], data=data, **options)
+
+
+def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> Callable[[], Method]:
+    """Return a function that makes the run's method with a fresh network, the same each time."""
+    network, method, seed = dict(config["model"]), dict(config["method"]), config["seed"]
+    build = models.registry.get(network.pop("name"))
+    kind = methods.registry.get(method.pop("name"))
+
+    def begin() -> Method:
+        torch.manual_seed(seeds.derived(seed, "network"))
+        try:
+            learner = Learner(
+                build(stream.shape, stream.classes, **network),
+                stream.transform,
+                seed=seed,
+                device=device,
+                precision=config["training"]["precision"],
+            )
+        except UserError as error:
+            raise UserError(f"model: {error}") from error
+        try:
+            made: Method = kind(learner, **method)
+        except UserError as error:
+            raise UserError(f"methods.{config['row']}.{error}") from error
+        return made
+
+    return begin
