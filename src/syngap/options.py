@@ -8,6 +8,7 @@ number`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import types
@@ -55,18 +56,39 @@ _SAYS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Return name → (type, default) of the keyword-only arguments of `function`.
 
+    A class whose constructor also takes **others passes them on to its parent's, so it has the
+    parent's options too, unless it has its own of that name.
+
     Examples:
-        >>> def method(model, *, lr: Positive = 0.1): ...
-        >>> list(signature(method)), signature(method)["lr"][1]
-        (['lr'], 0.1)
+        >>> class Parent:
+        ...     def __init__(self, model, *, lr: Positive = 0.1, buffer: Natural = 50): ...
+        >>> class Child(Parent):
+        ...     def __init__(self, model, *, buffer: Natural = 0, **others): ...
+        >>> {name: default for name, (_, default) in signature(Child).items()}
+        {'lr': 0.1, 'buffer': 0}
     """
-    target = function.__init__ if inspect.isclass(function) else function
-    hints = get_type_hints(target, include_extras=True)
-    return {
-        name: (hints.get(name, Any), parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
+    if not inspect.isclass(function):
+        return _keyword_only(function)[0]
+    options: dict[str, tuple[Any, Any]] = {}
+    for kind in function.__mro__:
+        if "__init__" in vars(kind):
+            own, passes_on = _keyword_only(vars(kind)["__init__"])
+            options = {**own, **options}
+            if not passes_on:
+                break
+    return options
+
+
+def _keyword_only(function: Callable[..., Any]) -> tuple[dict[str, tuple[Any, Any]], bool]:
+    """Return the keyword-only arguments, and whether there are **others."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    own = {
+        parameter.name: (hints.get(parameter.name, Any), parameter.default)
+        for parameter in parameters
         if parameter.kind is parameter.KEYWORD_ONLY
     }
+    return own, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
@@ -95,8 +117,8 @@ def checked(
     """
     for name in given:
         if name not in allowed:
-            hint = nearest(name, allowed) or f"; there are {', '.join(allowed) or 'none'}"
-            raise UserError(f"{path}.{name}: unknown option{hint}")
+            hint = nearest(str(name), allowed) or f"; there are {', '.join(allowed) or 'none'}"
+            raise UserError(f"{path}.{named(name)}: unknown option{hint}")
     complete = {}
     for name, (kind, default) in allowed.items():
         if name in given:
@@ -104,7 +126,7 @@ def checked(
         elif default is inspect.Parameter.empty:
             raise UserError(f"{path}.{name}: missing, expected {expected(kind)}")
         else:
-            complete[name] = default
+            complete[name] = copy.deepcopy(default)
     return complete
 
 
@@ -135,15 +157,29 @@ def expected(kind: Any) -> str:
 
 def shown(value: Any) -> str:
     """Return `value` as it would stand in a configuration, cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # dates as keys, a YAML alias of itself
+        text = repr(value)
+    return _line(text)
+
+
+def named(key: Any) -> str:
+    """Return `key` as a message can name it, cut where it is long."""
+    return _line(str(key))
+
+
+def _line(text: str) -> str:
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
 def _value(given: Any, kind: Any, path: str) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     refused = UserError(f"{path}: got {shown(given)}, expected {expected(kind)}")
-    if isinstance(given, bool) and not _takes_bool(kind):  # pydantic would read true as 1.0
-        raise refused
+    parts = given if isinstance(given, list) else [given]
+    if any(isinstance(part, bool) for part in parts) and not _takes_bool(kind):
+        raise refused  # pydantic would read true as 1.0
     try:
         return adapter.validate_python(given)
     except ValidationError:

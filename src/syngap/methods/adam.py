@@ -12,7 +12,15 @@ __all__ = ["Adam"]
 
 
 class Adam(Method):
-    """Adam (Kingma & Ba 2015)."""
+    """Adam (Kingma & Ba 2015), as torch has it.
+
+    Args:
+        learner: the network and how it sees samples.
+        lr: learning rate.
+        beta1: retention of the gradient's mean.
+        beta2: retention of the mean of its square.
+        weight_decay: added to the gradient.
+    """
 
     def __init__(
         self,

@@ -11,7 +11,14 @@ __all__ = ["Ballistic"]
 
 
 class Ballistic(Method):
-    """s ← β s + (1-β) g²;  θ ← θ - η g / sqrt(s + 1e-8)."""
+    """s ← β s + (1-β) g²;  θ ← θ - η g / sqrt(s + 1e-8).
+
+    Args:
+        learner: the network and how it sees samples.
+        lr: learning rate η.
+        beta: retention β.
+        weight_decay: decoupled from the gradient.
+    """
 
     def __init__(
         self,

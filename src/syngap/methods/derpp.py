@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from syngap.methods.er import ER, MemoryName
+from syngap.methods.er import ER
 from syngap.methods.learner import Learner
-from syngap.methods.optimizers import OptimizerName
-from syngap.options import Count, Natural, NonNegative, Positive, Retention
+from syngap.options import NonNegative
 from syngap.streams.stream import Batch
 
 __all__ = ["DERpp"]
@@ -19,45 +20,24 @@ class DERpp(ER):
     """Cross-entropy of what arrives + alpha · MSE to stored logits + beta · replayed cross-entropy.
 
     The two terms use two draws from the memory, `replay` samples each. Logits are those of the step
-    at which the sample arrived. Other arguments are those of `ER`.
+    at which the sample arrived.
 
     Args:
         learner: the network and how it sees samples.
-        lr: learning rate.
-        momentum: of SGD.
-        weight_decay: added to the gradient.
-        optimizer: "sgd", "adam" or "ballistic".
-        buffer: samples the memory holds.
-        replay: samples in each of the two draws.
-        memory: "reservoir" or "balanced".
         alpha: weight of the stored logits.
         beta: weight of the replayed labels.
+        **er: options of `ER`.
     """
 
     def __init__(
         self,
         learner: Learner,
         *,
-        lr: Positive = 0.1,
-        momentum: Retention = 0.0,
-        weight_decay: NonNegative = 0.0,
-        optimizer: OptimizerName = "sgd",
-        buffer: Natural = 2000,
-        replay: Count = 64,
-        memory: MemoryName = "reservoir",
         alpha: NonNegative = 0.1,
         beta: NonNegative = 0.5,
+        **er: Any,
     ) -> None:
-        super().__init__(
-            learner,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            optimizer=optimizer,
-            buffer=buffer,
-            replay=replay,
-            memory=memory,
-        )
+        super().__init__(learner, **er)
         self.alpha, self.beta = alpha, beta
         self._said: Tensor | None = None
 

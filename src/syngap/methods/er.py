@@ -27,7 +27,7 @@ class ER(Method):
         learner: the network and how it sees samples.
         lr: learning rate.
         momentum: of SGD.
-        weight_decay: added to the gradient.
+        weight_decay: added to the gradient; with Ballistic, apart from it.
         optimizer: "sgd", "adam" or "ballistic".
         buffer: samples the memory holds; 0 is none.
         replay: samples drawn from it at each step.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from syngap.methods.er import ER, MemoryName
+from syngap.methods.er import ER
 from syngap.methods.learner import Learner
-from syngap.methods.optimizers import OptimizerName
-from syngap.options import Count, Natural, NonNegative, Positive, Retention
+from syngap.options import Count, Natural, NonNegative, Retention
 from syngap.streams.stream import Batch
 
 __all__ = ["EWCpp"]
@@ -22,43 +23,24 @@ class EWCpp(ER):
 
     Args:
         learner: the network and how it sees samples.
-        lr: learning rate.
-        momentum: of SGD.
-        weight_decay: added to the gradient.
-        optimizer: "sgd", "adam" or "ballistic".
         buffer: samples the memory holds; none by default, as in the paper's comparison.
-        replay: samples drawn from it at each step.
-        memory: "reservoir" or "balanced".
         strength: λ, the weight of the penalty.
         interval: steps between consolidations.
         retention: the part of F that a consolidation keeps.
+        **er: other options of `ER`.
     """
 
     def __init__(
         self,
         learner: Learner,
         *,
-        lr: Positive = 0.1,
-        momentum: Retention = 0.0,
-        weight_decay: NonNegative = 0.0,
-        optimizer: OptimizerName = "sgd",
         buffer: Natural = 0,
-        replay: Count = 64,
-        memory: MemoryName = "reservoir",
         strength: NonNegative = 1.0,
         interval: Count = 50,
         retention: Retention = 0.1,
+        **er: Any,
     ) -> None:
-        super().__init__(
-            learner,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            optimizer=optimizer,
-            buffer=buffer,
-            replay=replay,
-            memory=memory,
-        )
+        super().__init__(learner, buffer=buffer, **er)
         self.strength, self.interval, self.retention = strength, interval, retention
         parameters = learner.parameters()
         self.fisher = [torch.zeros_like(parameter) for parameter in parameters]
@@ -93,7 +75,7 @@ class EWCpp(ER):
             recent.zero_()
         low = torch.stack([fisher.min() for fisher in self.fisher]).min()
         high = torch.stack([fisher.max() for fisher in self.fisher]).max()
-        scale = 2 * self.strength / (high - low).clamp(min=torch.finfo(high.dtype).tiny)
+        scale = torch.where(high > low, 2 * self.strength / (high - low), 0.0)
         for fisher, pull in zip(self.fisher, self.pull, strict=True):
             torch.mul(fisher - low, scale, out=pull)
         for anchor, parameter in zip(self.anchor, self.learner.parameters(), strict=True):

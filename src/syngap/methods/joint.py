@@ -17,7 +17,7 @@ class Joint(Method):
         learner: the network and how it sees samples.
         lr: learning rate.
         momentum: of SGD.
-        weight_decay: added to the gradient.
+        weight_decay: added to the gradient; with Ballistic, apart from it.
         optimizer: "sgd", "adam" or "ballistic".
         retrained: train anew on tasks 1..k for every k, which gives intransigence the reference of
             Chaudhry 2018 at (T + 1) / 2 times the cost.

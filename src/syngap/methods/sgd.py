@@ -12,7 +12,13 @@ __all__ = ["SGD"]
 
 
 class SGD(Method):
-    """θ ← θ - η ∇L(θ)."""
+    """θ ← θ - η ∇L(θ).
+
+    Args:
+        learner: the network and how it sees samples.
+        lr: learning rate η.
+        weight_decay: added to the gradient.
+    """
 
     def __init__(
         self, learner: Learner, *, lr: Positive = 0.1, weight_decay: NonNegative = 0.0

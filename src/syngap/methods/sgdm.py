@@ -12,7 +12,14 @@ __all__ = ["SGDM"]
 
 
 class SGDM(Method):
-    """m ← momentum · m + ∇L(θ);  θ ← θ - η m."""
+    """m ← momentum · m + ∇L(θ);  θ ← θ - η m.
+
+    Args:
+        learner: the network and how it sees samples.
+        lr: learning rate η.
+        momentum: the share of m that stays.
+        weight_decay: added to the gradient.
+    """
 
     def __init__(
         self,

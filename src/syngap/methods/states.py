@@ -44,11 +44,14 @@ def restored(value: Any, state: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Generator):
         value.set_state(state.cpu())
         return value
-    if isinstance(value, (list, tuple)) and len(value) == len(state):
-        parts = [restored(old, new, device) for old, new in zip(value, state, strict=True)]
-        return type(value)(parts)
-    if isinstance(value, dict) and value.keys() == state.keys():
-        return {key: restored(value[key], state[key], device) for key in state}
     if isinstance(state, Tensor):
         return state.to(value.device if isinstance(value, Tensor) else device)
+    if isinstance(state, dict):
+        old = value if isinstance(value, dict) else {}
+        return {key: restored(old.get(key), part, device) for key, part in state.items()}
+    if isinstance(state, list):
+        same = isinstance(value, (list, tuple)) and len(value) == len(state)
+        were = value if same else [None] * len(state)
+        parts = [restored(was, part, device) for was, part in zip(were, state, strict=True)]
+        return tuple(parts) if isinstance(value, tuple) else parts
     return state

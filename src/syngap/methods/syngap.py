@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from syngap import optim
-from syngap.methods.er import ER, MemoryName
+from syngap.methods.er import ER
 from syngap.methods.learner import Learner
 from syngap.methods.optimizers import OptimizerName
-from syngap.options import Count, Natural, NonNegative, Positive, Proportion, Retention
+from syngap.options import Count, NonNegative, Positive, Proportion, Retention
 from syngap.streams.stream import Batch
 
 __all__ = ["SynGAP"]
@@ -29,9 +29,6 @@ class SynGAP(ER):
         momentum: of SGD, before the gate.
         weight_decay: added to the gradient, before the gate.
         optimizer: "sgd", or "adam" or "ballistic" with the gate on their update.
-        buffer: samples the memory holds; 0 is none.
-        replay: samples drawn from it at each step.
-        memory: "reservoir" or "balanced".
         retention: α, how slowly importance fades.
         consolidation: τ, how closed the gate is at mean importance.
         damping: λ, keeps F/μ defined.
@@ -40,6 +37,7 @@ class SynGAP(ER):
         estimator: "sampled", "exact" or "empirical".
         every: refresh importance at each k-th step.
         bounded: False replaces tanh by its argument.
+        **er: other options of `ER`.
     """
 
     def __init__(
@@ -50,9 +48,6 @@ class SynGAP(ER):
         momentum: Retention = 0.0,
         weight_decay: NonNegative = 0.0,
         optimizer: OptimizerName = "sgd",
-        buffer: Natural = 2000,
-        replay: Count = 64,
-        memory: MemoryName = "reservoir",
         retention: Retention = 0.999,
         consolidation: Proportion = 0.1,
         damping: NonNegative = 1e-16,
@@ -61,17 +56,10 @@ class SynGAP(ER):
         estimator: Literal["sampled", "exact", "empirical"] = "sampled",
         every: Count = 1,
         bounded: bool = True,
+        **er: Any,
     ) -> None:
-        super().__init__(
-            learner,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            optimizer=optimizer,
-            buffer=buffer,
-            replay=replay,
-            memory=memory,
-        )
+        own: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(learner, optimizer=optimizer, **own, **er)
         self.labels = learner.generator("labels", learner.device)
         self.true_labels = estimator == "empirical"
         gate: dict[str, Any] = {
@@ -88,9 +76,7 @@ class SynGAP(ER):
         }
         self.optimizer: optim.SynGAP
         if optimizer == "sgd":  # the same steps as wrap would take, with less traffic
-            self.optimizer = optim.SynGAP(
-                learner.parameters(), lr, momentum=momentum, weight_decay=weight_decay, **gate
-            )
+            self.optimizer = optim.SynGAP(learner.parameters(), **own, **gate)
         else:
             self.optimizer = optim.SynGAP.wrap(self.optimizer, **gate)
 

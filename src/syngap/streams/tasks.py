@@ -12,7 +12,16 @@ from torch import Tensor
 from syngap.errors import UserError
 from syngap.seeds import generator
 
-__all__ = ["InMemory", "Pixels", "Samples", "Selected", "Split", "Tasks", "by_class", "permuted_groups"]
+__all__ = [
+    "InMemory",
+    "Pixels",
+    "Samples",
+    "Selected",
+    "Split",
+    "Tasks",
+    "by_class",
+    "permuted_groups",
+]
 
 
 class Samples(Protocol):
@@ -144,7 +153,13 @@ class Tasks:
     augments: bool = False
 
     def __post_init__(self) -> None:
-        for name, split in (("training", self.train), ("test", self.test)):
+        splits = (("training", self.train), ("test", self.test))
+        for name, split in splits:
+            if not len(split.task):
+                raise UserError(f"there are no {name} samples")
+            if (lowest := int(split.task.min())) < 0:
+                raise UserError(f"some {name} samples have task {lowest}; tasks count from 0")
+        for name, split in splits:
             missing = (torch.bincount(split.task, minlength=self.count) == 0).nonzero()
             if len(missing):
                 first = int(missing[0]) + 1

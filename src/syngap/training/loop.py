@@ -57,11 +57,12 @@ def train(
     """
     method = begin()
     device = method.learner.device
-    ends = {step: task for task, step in enumerate(stream.ends)}
+    at_once = len(stream.ends) == 1  # joint training: every task is being learned all the time
     state = journal.load()
     if state is None:
         state = {"step": 0, "task": 0, "seconds": 0.0}
-        journal.evaluated(evaluate(method.learner, stream, 0, 0, False), method.summary())
+        first = stream.tasks - 1 if at_once else 0
+        journal.evaluated(evaluate(method.learner, stream, 0, first, False), method.summary())
     else:
         method.load_state_dict(state["method"])
         restore_random_states(state["random"], device)
@@ -73,15 +74,14 @@ def train(
         method.step(stream[step])
         step += 1
 
-        end = step in ends
+        end = step in stream.ends
         measure = end or (evaluate_every > 0 and step % evaluate_every == 0)
         keep = journal.reached(step) or end
         if not (measure or keep):
             continue
         clock.stop()
         if measure:
-            # Joint training has learned every task, whatever its one part is called.
-            learned = stream.tasks - 1 if len(ends) == 1 else task
+            learned = stream.tasks - 1 if at_once else task
             evaluation = evaluate(method.learner, stream, step, learned, end)
             journal.evaluated(evaluation, method.summary())
         task += end
