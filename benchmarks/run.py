@@ -8,6 +8,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-for script in ("step.py", "importance.py"):
+for script in ("step.py", "importance.py", "stream.py"):
     print(f"\n{script}: {(HERE / script).read_text().splitlines()[0].strip(chr(34))}", flush=True)
     subprocess.run([sys.executable, str(HERE / script)], check=True)
