@@ -2,7 +2,7 @@
 
 A synthetic stream of 50 tasks of 100 steps, an MLP 192-512-100, batch 64 + 64. Two learners, one
 that has learned 1 task and one that has learned 49, take the steps of their next task in turns, so
-that the machine's moods fall on both alike. Memory is the process's own, after 2 and after 50 tasks.
+that the machine's moods fall on both alike. Memory is the process's own, after 2 and 50 tasks.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="syngap",
     help="Learning from streams without forgetting: compare methods, see tables and a page.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,16 +35,24 @@ class DataSet(str, Enum):
     core50 = "core50"
 
 
-_Seeds = Annotated[str | None, typer.Option(help="such as 0..4 or 0,3,7", metavar="SEEDS")]
+_Seeds = Annotated[
+    str | None, typer.Option("--seeds", help="such as 0..4 or 0,3,7", metavar="SEEDS")
+]
 _Methods = Annotated[
-    str | None, typer.Option(help="rows of the experiment, such as er,syngap", metavar="ROWS")
+    str | None,
+    typer.Option("--methods", help="rows of the experiment, such as er,syngap", metavar="ROWS"),
 ]
 _Workers = Annotated[
-    int | None, typer.Option(min=1, help="processes at a time; as many as fit by default")
+    int | None,
+    typer.Option("--workers", min=1, help="processes at a time; as many as fit by default"),
 ]
-_Out = Annotated[Path | None, typer.Option(help="folder for the runs; runs/NAME by default")]
-_Data = Annotated[Path | None, typer.Option(help="folder the data are in")]
-_Fresh = Annotated[bool, typer.Option("--fresh", help="remove earlier runs of it first")]
+_Out = Annotated[
+    Path | None, typer.Option("--out", help="folder for the runs; runs/NAME by default")
+]
+_Data = Annotated[Path | None, typer.Option("--data", help="folder the data are in")]
+_Fresh = Annotated[
+    bool, typer.Option("--fresh", help="remove all earlier runs in the folder first")
+]
 _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="change the configuration, stream.epochs=2"),
@@ -70,6 +77,7 @@ def demo(
         out or Path("runs/demo"),
         None,
         "replace" if fresh else "resume",
+        "The same command without --fresh" if fresh else "The same command",
     )
 
 
@@ -91,7 +99,12 @@ def run(
     if resume and fresh:
         raise UserError("--resume goes on with earlier runs and --fresh removes them: give one")
     if_there: IfThere = "resume" if resume else "replace" if fresh else "refuse"
-    _experiment(experiment, settings or (), seeds, methods, workers, out, data, if_there)
+    again = {
+        "refuse": "The same command with --resume",
+        "resume": "The same command",
+        "replace": "The same command with --resume in place of --fresh",
+    }[if_there]
+    _experiment(experiment, settings or (), seeds, methods, workers, out, data, if_there, again)
 
 
 @app.command()
@@ -101,7 +114,7 @@ def report(
         bool, typer.Option("--markdown", help="print the table as Markdown")
     ] = False,
     figure: Annotated[
-        Path | None, typer.Option(help="also draw accuracy over the stream, as SVG")
+        Path | None, typer.Option("--figure", help="also draw accuracy over the stream, as SVG")
     ] = None,
 ) -> None:
     """Make the table and the page again from the folders of an experiment."""
@@ -112,9 +125,9 @@ def report(
 def data(
     name: Annotated[DataSet, typer.Argument(help="which data set")],
     to: Annotated[
-        Path | None, typer.Option(help="folder to put it in; the cache by default")
+        Path | None, typer.Option("--to", help="folder to put it in; the cache by default")
     ] = None,
-    size: Annotated[int, typer.Option(help="CORe50: 128 or 32 pixels")] = 128,
+    size: Annotated[int, typer.Option("--size", help="CORe50: 128 or 32 pixels")] = 128,
 ) -> None:
     """Download a data set, check it and say where it is."""
     from rich.console import Console
@@ -146,11 +159,14 @@ def doctor() -> None:
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="say the version and end")] = False,
 ) -> None:
     if version:
         typer.echo(f"syngap {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `syngap report | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # no room, no permission
+        return _refused(": ".join(str(part) for part in (error.filename, error.strerror) if part))
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -192,40 +210,42 @@ def _experiment(
     out: Path | None,
     data: Path | None,
     if_there: IfThere,
+    again: str,
 ) -> None:
     from syngap.experiments.config import Experiment, read, seeds_of, with_settings
     from syngap.experiments.plan import make_plan
 
+    if data is not None and not data.expanduser().is_dir():
+        raise UserError(f'--data: there is no folder "{data}"')
     experiment = Experiment.from_mapping(with_settings(read(name), settings))
     rows = [row.strip() for row in methods.split(",")] if methods is not None else None
     experiment = experiment.select(rows, seeds_of(seeds) if seeds is not None else None)
     folder = out or Path("runs") / experiment.name
     plan = make_plan(experiment, folder, data=data, if_there=if_there)
-    failed = _run(plan, workers)
+    failed = _run(plan, workers, again)
     _report(folder)
     if failed:
         raise typer.Exit(1)
 
 
-def _run(plan: Plan, workers: int | None) -> dict[str, str]:
+def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
     from rich.console import Console
 
     from syngap.experiments.display import Display
     from syngap.experiments.engine import default_workers, run_local
 
-    console = Console(stderr=True)
     if plan.done:
         there = f"{len(plan.done)} of {len(plan.done) + len(plan.jobs)} runs are there already"
-        console.print(f"{there}, in {plan.out}; --fresh would run them again", highlight=False)
+        typer.echo(f"{there}, in {plan.out}; --fresh would run them again", err=True)
     if not plan.jobs:
         return {}
-    plan.begin()
+    display = Display(Console(stderr=True), plan.jobs, plan.steps)
     try:
-        with Display(console, plan.jobs, plan.steps) as display:
+        with plan.begun(), display:
             run_local(plan.jobs, workers or default_workers(plan.jobs), display)
     except KeyboardInterrupt:
-        console.print(f"Stopped. The same command with --resume goes on, in {plan.out}.")
-        raise
+        typer.echo(f"Stopped. {again} goes on, in {plan.out}.", err=True)
+        raise typer.Exit(130) from None
     return display.failed
 
 
@@ -235,17 +255,20 @@ def _report(runs: Path, *, markdown: bool = False, figure: Path | None = None) -
     from syngap.experiments.folder import read_runs
     from syngap.report import table
     from syngap.report.figures import accuracy_figure
+    from syngap.report.headline import headline
     from syngap.report.page import write_page
-    from syngap.report.rows import missing, rows
+    from syngap.report.rows import rows
 
+    if figure and figure.suffix != ".svg":
+        raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
     found = read_runs(runs)
     gathered = rows(found)
     if markdown:
         typer.echo(table.markdown(gathered))
     else:
-        Console().print(table.table(gathered))
-    for line in missing(gathered):
-        typer.echo(f"not in the table: {line}", err=True)
+        console = Console()
+        console.print(table.table(gathered))
+        console.print(f"{headline(gathered)}\n", highlight=False, markup=False)
     page = runs / "index.html"
     write_page(found, page, title=str(found[0].config["experiment"]))
     typer.echo(f"The page is {page}", err=markdown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,10 +45,11 @@ def findings() -> Iterator[str]:
     yield f"torch {torch.__version__}, {processor()}, {os.cpu_count()} cores"
     yield f"device: {_gpus() or 'no GPU that torch can use; runs go to the CPU'}"
     for name in _NEEDED:
-        if (found := _version(name)) is None:
+        if _version(name) is None:
             yield f"{name}: missing; pip install --upgrade syngap brings it"
     yield ", ".join(f"{name} {_version(name)}" for name in _NEEDED if _version(name))
-    yield from _data()
+    yield _data("cifar100", cifar100.NAMES)
+    yield _data("core50", ("core50_128x128", "core50_32x32"))
     for folder in (Path.cwd(), places.home()):
         yield f"free disk at {folder}: {_free(folder):.1f} GB"
     yield f"experiments: {', '.join(shipped())}"
@@ -66,15 +67,11 @@ def _gpus() -> str:
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
 
-def _data() -> Iterator[str]:
-    for name, folders in (
-        ("cifar100", cifar100.NAMES),
-        ("core50", ("core50_128x128", "core50_32x32")),
-    ):
-        try:
-            yield f"{name}: {places.find(None, folders, '')}"
-        except UserError:
-            yield f"{name}: not found; `syngap data {name}` fetches it, --data names its folder"
+def _data(name: str, folders: Sequence[str]) -> str:
+    try:
+        return f"{name}: {places.find(None, folders, '')}"
+    except UserError:
+        return f"{name}: not found; `syngap data {name}` fetches it, --data names its folder"
 
 
 def _free(folder: Path) -> float:

@@ -4,10 +4,7 @@
     stream: {name: digits, epochs: 2, batch: 8}
     model: {name: mlp, hidden: [100]}
     training: {evaluate_every: 10}
-
-Methods:
-      er: {lr: 0.3, buffer: 50}
-      er_slow: {method: er, lr: 0.03, buffer: 50}
+    methods: {er: {lr: 0.3, buffer: 50}, er_slow: {method: er, lr: 0.03, buffer: 50}}
     seeds: [0, 1, 2]
 
 A key of `methods` names a row of the table and is the method's name, unless `method` says another.
@@ -27,7 +24,7 @@ import yaml
 from syngap import methods, models, streams
 from syngap.errors import UserError, nearest
 from syngap.methods.learner import Precision
-from syngap.options import Count, Natural, NonNegative, checked, shown, signature
+from syngap.options import Count, Natural, NonNegative, checked, named, shown, signature
 
 __all__ = ["FORMAT", "Experiment", "Training", "read", "seeds_of", "shipped", "with_settings"]
 
@@ -74,7 +71,7 @@ class Experiment:
         for key in given:
             if key not in _KEYS:
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
-                raise UserError(f"{key}: unknown option{hint}")
+                raise UserError(f"{named(key)}: unknown option{hint}")
         for key in ("stream", "model", "methods"):
             if not given.get(key):
                 raise UserError(f"{key}: missing")
@@ -89,7 +86,7 @@ class Experiment:
                 lambda name: signature(models.registry.get(name)),
             ),
             training=checked(
-                _mapping(given.get("training") or {}, "training"), signature(Training), "training"
+                _options(given.get("training"), "training"), signature(Training), "training"
             ),
             methods={_name(row, "methods"): _method(row, options) for row, options in rows.items()},
             seeds=_seeds(given.get("seeds", [0])),
@@ -100,7 +97,7 @@ class Experiment:
         for row in rows or ():
             if row not in self.methods:
                 hint = nearest(row, self.methods) or f"; there are {', '.join(self.methods)}"
-                raise UserError(f'methods: unknown "{row}"{hint}')
+                raise UserError(f"methods: unknown {shown(row)}{hint}")
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
         return Experiment(
             self.name,
@@ -153,12 +150,14 @@ def read(name_or_file: str) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
     elif name_or_file in shipped():
-        text = (files("syngap.experiments") / "shipped" / f"{name_or_file}.yaml").read_text()
+        text = (files("syngap.experiments") / "shipped" / f"{name_or_file}.yaml").read_text(
+            encoding="utf-8"
+        )
     else:
         hint = nearest(name_or_file, shipped()) or (
             f"; there are {', '.join(shipped())}, or give a .yaml file"
         )
-        raise UserError(f'unknown experiment "{name_or_file}"{hint}')
+        raise UserError(f"unknown experiment {shown(name_or_file)}{hint}")
     return _mapping(parsed(text, str(path)), str(path))
 
 
@@ -186,25 +185,29 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
-            place[key] = (
-                {} if inner is None else dict(_mapping(inner, ".".join(parents[: depth + 1])))
-            )
+            place[key] = dict(_options(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
-        place[last] = parsed(text, f"--set {path}")
+        place[last] = parsed(text, f"--set {named(path)}")
     if "methods" in changed:
-        for row in _mapping(changed["methods"], "methods"):
-            known = given.get("methods") or {}
-            if row not in known and row not in methods.registry.names():
-                hint = nearest(str(row), known) or f"; there are {', '.join(known)}"
-                raise UserError(f"methods.{row}: unknown{hint}")
+        _check_rows(_mapping(changed["methods"], "methods"), given.get("methods"))
     return changed
+
+
+def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
+    """Refuse rows that a setting added by mistyping one that was there."""
+    known = [str(row) for row in before] if isinstance(before, dict) else []
+    for row, options in rows.items():
+        new = isinstance(options, dict) and "method" in options
+        if not new and str(row) not in (*known, *methods.registry.names()):
+            hint = nearest(str(row), known) or f"; there are {', '.join(map(named, known))}"
+            raise UserError(f"methods.{named(row)}: unknown{hint}")
 
 
 def parsed(text: str, where: str) -> Any:
     """Return the YAML in `text`; UserError where it is none."""
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except Exception as error:  # "!!timestamp x" and its like raise anything
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
@@ -214,7 +217,7 @@ def parsed(text: str, where: str) -> Any:
 def _named(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:
     given = {"name": given} if isinstance(given, str) else dict(_mapping(given, path))
     name = given.pop("name", None)
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"{path}.name: got {shown(name)}, expected one of {', '.join(names)}")
     try:
         allowed = options(name)
@@ -224,9 +227,9 @@ def _named(given: Any, path: str, names: Sequence[str], options: Any) -> dict[st
 
 
 def _method(row: Any, given: Any) -> dict[str, Any]:
-    given = dict(_mapping(given or {}, f"methods.{row}"))
+    given = dict(_options(given, f"methods.{row}"))
     name = given.pop("method", row)
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
     try:
         method = methods.registry.get(name)
@@ -268,6 +271,10 @@ def seeds_of(text: str) -> list[int]:
             raise UserError(f"seeds: got {shown(text)}, expected numbers such as 0..4 or 0,1,2")
         seeds += range(first, last + 1)
     return _seeds(seeds)
+
+
+def _options(given: Any, path: str) -> dict[str, Any]:
+    return {} if given is None else _mapping(given, path)
 
 
 def _mapping(given: Any, path: str) -> dict[str, Any]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from syngap.experiments.environment import chosen_device, environment
-from syngap.experiments.files import write, write_json, write_yaml
+from syngap.experiments.files import alone_in, write, write_json, write_yaml
 from syngap.experiments.run import Job, execute
 
 __all__ = ["Event", "default_workers", "run_here", "run_local"]
@@ -38,10 +41,11 @@ def run_local(jobs: Sequence[Job], workers: int, on_event: Callable[[Event], Non
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(jobs))
-    pool = [_Worker(context) for _ in range(min(workers, len(jobs)))]
+    pool: list[_Worker] = []
     try:
-        for worker in pool:
-            worker.give(waiting, on_event)
+        for _ in range(min(workers, len(jobs))):
+            pool.append(_Worker(context))
+            pool[-1].give(waiting, on_event)
         while busy := [worker for worker in pool if worker.job]:
             ready = wait([worker.connection for worker in busy])
             for worker in busy:
@@ -60,7 +64,9 @@ def run_here(job: Job, tell: Callable[[int, float | None], None] = lambda *_: No
         write_json(job.folder / "environment.json", environment(device))
     if not (job.folder / "config.yaml").is_file():
         write_yaml(job.folder / "config.yaml", job.config)
-    execute(job, tell)
+    (job.folder / "error.txt").unlink(missing_ok=True)  # of a try before this one
+    with alone_in(job.folder, wait=True):  # a worker whose parent was killed ends at its next word
+        execute(job, tell)
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
@@ -84,13 +90,15 @@ class _Worker:
         self._process: BaseProcess = self._context.Process(
             target=_work, args=(theirs,), daemon=True
         )
-        self._process.start()
+        with _deaf_to_interrupts():
+            self._process.start()
         theirs.close()  # so that its death reads as the end of the connection
 
     def give(self, waiting: list[Job], on_event: Callable[[Event], None]) -> None:
         self.job = waiting.pop() if waiting else None
         if self.job:
-            self.connection.send(self.job)
+            with suppress(OSError):  # it has died; that is what `listen` will hear
+                self.connection.send(self.job)
             on_event(Event(self.job, "begun"))
 
     def listen(self, on_event: Callable[[Event], None]) -> bool:
@@ -98,12 +106,14 @@ class _Worker:
         assert self.job
         try:
             event: Event = self.connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode or 0
             why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            message = f"its process died ({why})"
+            _keep(self.job, message, message)
             self._start()
-            event = Event(self.job, "failed", message=f"its process died ({why})")
+            event = Event(self.job, "failed", message=message)
         on_event(event)
         return event.kind in ("done", "failed")
 
@@ -113,30 +123,47 @@ class _Worker:
         self.connection.close()
 
 
-def _work(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
-    while True:
-        try:
-            job: Job = connection.recv()
-        except EOFError:  # the parent is gone
-            return
-        try:
-            run_here(
-                job, lambda step, accuracy: connection.send(Event(job, "step", step, accuracy))
-            )
-            connection.send(Event(job, "done"))
-        except Exception as error:
-            message = _kept(job, error)
-            connection.send(Event(job, "failed", message=message))
-
-
-def _kept(job: Job, error: Exception) -> str:
-    """Write why a run failed into its folder, if that can be; return it in a line."""
-    message = " ".join(f"{type(error).__name__}: {error}".split())
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: it is for this one to answer."""
+    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        status = job.folder / "status.json"
-        write_json(status, {"state": "failed", "error": message})
-        write(job.folder / "error.txt", traceback.format_exc().encode())
-    except OSError:
-        pass  # the message says it, and the disk may be what failed
-    return message
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
+def _work(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def say(event: Event) -> None:
+        try:
+            connection.send(event)
+        except OSError:  # the parent is gone: no failure of the run
+            raise SystemExit from None
+
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            _attempt(connection.recv(), say)
+
+
+def _attempt(job: Job, say: Callable[[Event], None]) -> None:
+    try:
+        run_here(job, lambda step, accuracy: say(Event(job, "step", step, accuracy)))
+        say(Event(job, "done"))
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        _keep(job, message, traceback.format_exc())
+        say(Event(job, "failed", message=message))
+
+
+def _keep(job: Job, message: str, trace: str) -> None:
+    """Write why a run failed into its folder, if that can be."""
+    with suppress(OSError, ValueError):  # the message says it, and the disk may be what failed
+        path = job.folder / "status.json"
+        status = json.loads(path.read_text()) if path.is_file() else {}
+        write_json(path, {**status, "state": "failed", "error": message})
+        write(job.folder / "error.txt", f"{trace.rstrip()}\n".encode())

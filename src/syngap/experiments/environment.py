@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import syngap
+from syngap.errors import UserError
 
 __all__ = ["chosen_device", "environment", "processor"]
 
@@ -20,6 +21,8 @@ def chosen_device(name: str) -> torch.device:
     """Return the device that "auto", "cpu" or "cuda" stands for here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError('training.device: got "cuda", but torch finds no GPU here; "auto" or "cpu"')
     return torch.device(name)
 
 

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-__all__ = ["sync", "write", "write_json", "write_yaml"]
+from syngap.errors import UserError
+
+__all__ = ["alone_in", "strays", "sync", "write", "write_json", "write_yaml"]
+
+
+@contextmanager
+def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes that ask the same out of `folder`, where the system knows how.
+
+    Args:
+        folder: it exists.
+        wait: until the other has ended; otherwise a UserError says that it is there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    except BlockingIOError:
+        raise UserError(f"{folder}: another process is at work there") from None
+    finally:
+        os.close(handle)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -23,6 +51,12 @@ def write(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def strays(directory: Path) -> list[Path]:
+    """Return what `write` left half-written in `directory` where its process was killed."""
+    found = (path for path in directory.glob(".*") if re.fullmatch(r"\..+\.\d+", path.name))
+    return sorted(path for path in found if path.is_file())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Put `value` at `path` as JSON for people and programs."""
     write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -34,7 +68,7 @@ def write_yaml(path: Path, value: Any) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Make renames and new names in `directory` survive a loss of power, where that can be asked."""
+    """Make renames and new names in `directory` survive a loss of power, where one can ask."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -2,18 +2,20 @@
 
 DIR/experiment.yaml          what was asked for, complete
 DIR/METHOD-SEED/
-config.yaml              this run, complete and resolved
-environment.json         versions, hardware, command
-status.json              running, done or failed; steps; seconds of training
-accuracy.csv             R: after each task, the accuracy on every task, in percent
-metrics.jsonl            every evaluation on the way, a line each
-checkpoint/              where to go on from: safetensors, no pickle
+    config.yaml              this run, complete and resolved
+    environment.json         versions, hardware, command
+    status.json              running, done or failed; steps; seconds of training
+    accuracy.csv             R: after each task, the accuracy on every task, in percent
+    metrics.jsonl            every evaluation on the way, a line each
+    checkpoint/              where to go on from: safetensors, no pickle
+    error.txt                of a run that failed: where
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import yaml
 from syngap.errors import UserError
 from syngap.metrics import Evaluation
 
-__all__ = ["Run", "csv_of", "evaluation_of", "read_run", "read_runs"]
+__all__ = ["Run", "csv_of", "evaluation_of", "read_run", "read_runs", "read_yaml"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def read_runs(directory: Path) -> list[Run]:
     plan = directory / "experiment.yaml"
     if not plan.is_file():
         raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
-    rows = list(_yaml(plan)["methods"])
+    rows = list(read_yaml(plan).get("methods", ()))
     runs = [read_run(config.parent) for config in sorted(directory.glob("*/config.yaml"))]
     if not runs:
         raise UserError(f"{directory}: no run has begun there")
@@ -84,7 +86,8 @@ def read_run(path: Path) -> Run:
     """Return what the run folder `path` says, whether the run has ended or not."""
     initial, record, summaries = None, [], {}
     for line in _lines(path / "metrics.jsonl"):
-        evaluation = evaluation_of(line)
+        with _reading(path / "metrics.jsonl"):
+            evaluation = evaluation_of(line)
         if evaluation.step:
             record.append(evaluation)
         else:
@@ -93,7 +96,7 @@ def read_run(path: Path) -> Run:
             summaries[evaluation.step] = line["summary"]
     return Run(
         path=path,
-        config=_yaml(path / "config.yaml"),
+        config=read_yaml(path / "config.yaml"),
         status=_json(path / "status.json"),
         environment=_json(path / "environment.json"),
         accuracy=_matrix(path / "accuracy.csv"),
@@ -130,22 +133,35 @@ def evaluation_of(line: dict[str, Any]) -> Evaluation:
 def _matrix(path: Path) -> list[list[float]]:
     if not path.is_file():
         return []
-    lines = path.read_text().splitlines()[1:]
-    return [[float(cell) for cell in line.split(",")[1:]] for line in lines]
+    with _reading(path):
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        return [[float(cell) for cell in line.split(",")[1:]] for line in lines]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    whole = path.read_text().split("\n")[:-1]  # what follows the last newline was cut off
-    return [json.loads(line) for line in whole]
+    with _reading(path):
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.split("\n")[:-1]]  # the last may be cut off
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    with _reading(path):
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return dict(found)
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in `path`, which `syngap run` wrote."""
+    with _reading(path):
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not as syngap wrote it ({reason})") from error

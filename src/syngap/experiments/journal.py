@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import nn
 
-from syngap.experiments.files import write, write_json
+from syngap.experiments.files import strays, write, write_json
 from syngap.experiments.folder import csv_of
 from syngap.metrics import Evaluation
 from syngap.training.checkpoint import packed, unpacked
@@ -30,7 +31,8 @@ class FolderJournal:
     """Keeps a run in `folder`; a kill at any instant loses at most the time since a checkpoint.
 
     A checkpoint holds the loop's state and how much of metrics.jsonl belongs to it; going on cuts
-    off what was written later, so that nothing is there twice.
+    off what was written later, so that nothing is there twice. Used as a context, which closes that
+    file whatever happens.
 
     Args:
         folder: of the run; it exists.
@@ -53,22 +55,29 @@ class FolderJournal:
         self._seconds = 0.0
         self._saved = self._told = time.monotonic()
 
+    def __enter__(self) -> FolderJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+
     def load(self) -> dict[str, Any] | None:
         """Return the state of the newest whole checkpoint and forget what came after it."""
-        for stray in [*self._folder.glob(".*"), *self._checkpoints.glob(".*")]:
-            stray.unlink()  # half-written when the run was killed
+        for stray in [*strays(self._folder), *strays(self._checkpoints)]:
+            stray.unlink()
         for path in reversed(self._saves()):
             try:
                 saved = unpacked(path.read_bytes())
             except ValueError:
+                path.unlink()  # damaged, and it would outlive whole ones of earlier steps
                 continue
             self._rows = [(after, row) for after, row in saved["rows"]]
-            self._metrics.truncate(saved["metrics_bytes"])
+            self._cut(saved["metrics_bytes"])
             self._write_accuracy()
             state: dict[str, Any] = saved["state"]
             self._status("running", state)
             return state
-        self._metrics.truncate(0)
+        self._cut(0)
         self._write_accuracy()
         self._status("running", {"step": 0, "seconds": 0.0})
         return None
@@ -105,7 +114,10 @@ class FolderJournal:
     def close(self, model: nn.Module) -> None:
         """Leave the network alone in checkpoint/ and say that the run is done."""
         self._metrics.close()
-        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+        weights = {  # copies, because tensors that share memory cannot be saved as they are
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in model.state_dict().items()
+        }
         write(self._checkpoints / "weights.safetensors", safetensors.torch.save(weights))
         self._status("done", {"step": self._steps, "seconds": self._seconds})
         for save in self._saves():
@@ -113,6 +125,10 @@ class FolderJournal:
 
     def _saves(self) -> list[Path]:
         return sorted(self._checkpoints.glob("step-*.safetensors"))
+
+    def _cut(self, size: int) -> None:
+        self._metrics.truncate(size)
+        self._metrics.seek(size)  # tell() would count from the former end until something is added
 
     def _write_accuracy(self) -> None:
         write(self._folder / "accuracy.csv", csv_of(self._rows, self._tasks).encode())

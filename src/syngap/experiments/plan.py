@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import yaml
+import torch
 
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment
 from syngap.experiments.environment import chosen_device
-from syngap.experiments.files import write_yaml
-from syngap.experiments.folder import read_run
+from syngap.experiments.files import alone_in, strays, write_yaml
+from syngap.experiments.folder import read_run, read_yaml
 from syngap.experiments.run import Job, beginning, stream_of
 from syngap.options import shown
 
@@ -26,18 +28,38 @@ IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done in `out`, what is done already, and how many steps a row's runs have."""
+    """What is to be done in `out`.
+
+    Args:
+        experiment: with the rows and seeds that were asked for there before.
+        out: the folder.
+        jobs: the runs to do.
+        done: those that need not be done again.
+        steps: how many a row's runs have.
+        stale: folders to remove first.
+    """
 
     experiment: Experiment
     out: Path
     jobs: list[Job]
     done: list[Job]
     steps: dict[str, int]
+    stale: list[Path]
 
-    def begin(self) -> None:
-        """Make the folder; everything was checked before."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_yaml(self.out / "experiment.yaml", self.experiment.as_mapping())
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Make the folder, remove what is to be replaced, and let nobody else in meanwhile."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            with alone_in(self.out):
+                for folder in self.stale:
+                    shutil.rmtree(folder)
+                for stray in strays(self.out):
+                    stray.unlink()
+                write_yaml(self.out / "experiment.yaml", self.experiment.as_mapping())
+                yield
+        except OSError as error:  # asking for permission does not find every reason
+            raise UserError(f"{self.out}: cannot be written ({error.strerror})") from error
 
 
 def make_plan(
@@ -45,8 +67,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan, having checked all that can be checked before the first step.
 
-    Nothing is written unless `if_there` is "replace", which removes an earlier run of the same
-    experiment.
+    Nothing is written or removed until the plan is begun.
 
     Args:
         experiment: what to run.
@@ -55,42 +76,42 @@ def make_plan(
         if_there: what to do with earlier runs in `out`: refuse to begin, go on with them, or
             remove them first.
     """
-    jobs = [Job(out / f"{run['row']}-{run['seed']}", run, data) for run in experiment.runs()]
+    device = chosen_device(experiment.training["device"])
+    jobs = []
+    for run in experiment.runs():
+        # What "auto" stands for here: going on elsewhere would give other numbers.
+        config = {**run, "training": {**run["training"], "device": device.type}}
+        jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
-    steps = _check_buildable(jobs)
+    steps = _check_buildable(jobs, device)
     if earlier and if_there == "replace":
-        for config in list(out.glob("*/config.yaml")):
-            shutil.rmtree(config.parent)
-        earlier = None
-    done = []
-    for job in jobs:
-        if (job.folder / "config.yaml").is_file():
-            _check_same(job)
-            if read_run(job.folder).done:
-                done.append(job)
-    merged = _merged(experiment, earlier) if earlier else experiment
-    return Plan(merged, out, [job for job in jobs if job not in done], done, steps)
+        stale = [config.parent for config in out.glob("*/config.yaml")]
+        return Plan(experiment, out, jobs, [], steps, stale)
+    merged = _merged(experiment, earlier, out) if earlier else experiment
+    done = [job for job in jobs if _is_done(job)]
+    return Plan(merged, out, [job for job in jobs if job not in done], done, steps, [])
 
 
 def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:
     """Return what experiment.yaml in `out` says, None where nothing is there yet."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is not a folder")
     try:
-        inside = sorted(path.name for path in out.iterdir()) if out.exists() else []
+        inside = sorted(path.name for path in {*out.iterdir()} - {*strays(out)})
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise UserError(f"{out}: is not a folder") from None
     except OSError as error:
         raise UserError(f"{out}: cannot be read ({error.strerror})") from error
     if not inside:
         return None
     if "experiment.yaml" not in inside:
         raise UserError(f"{out}: holds other things ({inside[0]}) and no runs; give another --out")
-    earlier = yaml.safe_load((out / "experiment.yaml").read_text())
-    if not isinstance(earlier, dict) or earlier.get("name") != experiment.name:
-        other = shown(earlier.get("name") if isinstance(earlier, dict) else None)
+    earlier = read_yaml(out / "experiment.yaml")
+    if earlier.get("name") != experiment.name:
         raise UserError(
-            f'{out}: holds runs of another experiment, {other}, not "{experiment.name}"; '
-            "give another --out"
+            f"{out}: holds runs of another experiment, {shown(earlier.get('name'))}, "
+            f'not "{experiment.name}"; give another --out'
         )
     if if_there == "refuse":
         raise UserError(
@@ -104,30 +125,43 @@ def _check_writable(out: Path) -> None:
     there = out
     while not there.exists():
         there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{out}: no permission to write in {there}")
 
 
-def _check_buildable(jobs: list[Job]) -> dict[str, int]:
+def _check_buildable(jobs: list[Job], device: torch.device) -> dict[str, int]:
     """Load the data and make each method once, so that a mistake shows before the first run."""
     steps: dict[str, int] = {}
     stream = stream_of(jobs[0].config, jobs[0].data)
-    device = chosen_device(jobs[0].config["training"]["device"])
     for job in jobs:
         row = job.config["row"]
         if row not in steps:
             method = beginning(job.config, stream, device)()
+            try:
+                method.state_dict()
+            except TypeError as error:  # better now than at the first checkpoint
+                raise UserError(f"methods.{row}: {error}") from error
             steps[row] = len(stream.presented(method.sees))
     return steps
+
+
+def _is_done(job: Job) -> bool:
+    if not (job.folder / "config.yaml").is_file():
+        return False
+    _check_same(job)
+    return read_run(job.folder).done
 
 
 def _check_same(job: Job) -> None:
     """Refuse to go on with a run that was begun with other options."""
     path = job.folder / "config.yaml"
-    before = yaml.safe_load(path.read_text())
-    here = json.loads(json.dumps(job.config))  # as it would be read back
-    if before != here:
-        raise UserError(f"{path}: {_difference(before, here)}; give another --out, or --fresh")
+    _check_equal(path, read_yaml(path), job.config)
+
+
+def _check_equal(path: Path, before: Any, now: Any) -> None:
+    before, now = json.loads(json.dumps([before, now]))  # lists and tuples are the same in a file
+    if before != now:
+        raise UserError(f"{path}: {_difference(before, now)}; give another --out, or --fresh")
 
 
 def _difference(before: Any, now: Any, path: str = "") -> str:
@@ -139,10 +173,23 @@ def _difference(before: Any, now: Any, path: str = "") -> str:
     return f"{path or 'the configuration'} was {shown(before)} there and is {shown(now)} now"
 
 
-def _merged(experiment: Experiment, earlier: dict[str, Any]) -> Experiment:
-    """Return the experiment with the rows and seeds that were asked for before as well."""
-    before = Experiment.from_mapping(earlier)
+def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Experiment:
+    """Return the experiment with the rows and seeds that were asked for before as well.
+
+    Everything else must be as it was, or the table would compare what cannot be compared.
+    """
+    path = out / "experiment.yaml"
+    try:
+        before = Experiment.from_mapping(earlier)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     rows = {**before.methods, **experiment.methods}
+    shared = [row for row in experiment.methods if row in before.methods]
+    was, now = before.as_mapping(), experiment.as_mapping()
+    for mapping in (was, now):
+        mapping["methods"] = {row: mapping["methods"][row] for row in shared}
+        del mapping["seeds"]
+    _check_equal(path, was, now)
     return Experiment(
         experiment.name,
         experiment.stream,

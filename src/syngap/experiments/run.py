@@ -43,15 +43,15 @@ def execute(job: Job, tell: Tell) -> None:
     stream = stream_of(job.config, job.data)
     begin = beginning(job.config, stream, device)
     stream = stream.presented(begin().sees).to(device)
-    journal = FolderJournal(
+    with FolderJournal(
         job.folder,
         steps=len(stream),
         tasks=stream.tasks,
         checkpoint_seconds=training.checkpoint_seconds,
         tell=tell,
-    )
-    method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
-    journal.close(method.learner.model)
+    ) as journal:
+        method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
+        journal.close(method.learner.model)
 
 
 def stream_of(config: dict[str, Any], data: Path | None) -> Stream:
@@ -78,6 +78,9 @@ def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> C
             )
         except UserError as error:
             raise UserError(f"model: {error}") from error
+        except (RuntimeError, MemoryError) as error:  # more than there is room for
+            first = str(error).partition("\n")[0]
+            raise UserError(f"model: {config['model']['name']} cannot be made ({first})") from error
         try:
             made: Method = kind(learner, **method)
         except UserError as error:

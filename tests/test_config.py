@@ -1,0 +1,314 @@
+"""A configuration is complete, reads back as what it was, and is refused in one line or taken."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from tiny import TINY, called, results, run_inline, tiny, written
+
+from syngap import methods, models, registry, streams
+from syngap.errors import UserError
+from syngap.experiments import engine
+from syngap.experiments.config import (
+    Experiment,
+    Training,
+    read,
+    seeds_of,
+    shipped,
+    with_settings,
+)
+from syngap.options import signature
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_plug_ins() -> Iterator[None]:
+    """Looking for other packages' entry points takes longer than all else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", lambda group: ())
+        yield
+
+
+# Round trips --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_what_ships_is_an_experiment_and_reads_back_as_itself(name: str) -> None:
+    experiment = Experiment.from_mapping(read(name))
+    assert experiment.name == name, "its folder is called like the command"
+    mapping = experiment.as_mapping()
+    assert Experiment.from_mapping(mapping) == experiment
+    assert Experiment.from_mapping(mapping).as_mapping() == mapping
+    text = yaml.safe_dump(mapping, sort_keys=False)
+    assert Experiment.from_mapping(yaml.safe_load(text)) == experiment
+    assert list(yaml.safe_load(text)["methods"]) == list(experiment.methods), "the table's order"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_what_ships_says_every_seed_and_row_once(name: str) -> None:
+    runs = Experiment.from_mapping(read(name)).runs()
+    assert len({(run["row"], run["seed"]) for run in runs}) == len(runs)
+
+
+def test_there_is_something_that_ships() -> None:
+    assert "digits" in shipped()
+
+
+def test_names_stand_for_options_left_at_their_defaults() -> None:
+    short = Experiment.from_mapping(
+        {"stream": "digits", "model": "mlp", "methods": {"er": None}, "seeds": "0..2"}
+    )
+    long = Experiment.from_mapping(
+        {
+            "name": "experiment",
+            "stream": {"name": "digits"},
+            "model": {"name": "mlp", "hidden": [100]},
+            "training": {},
+            "methods": {"er": {"method": "er", "lr": "1e-1"}},
+            "seeds": [0, 1, 2],
+        }
+    )
+    assert short == long
+
+
+def test_a_row_is_named_apart_from_its_method() -> None:
+    experiment = Experiment.from_mapping(tiny("methods={a: {method: er}, b: {method: er, lr: 1}}"))
+    assert [(o["name"], o["lr"]) for o in experiment.methods.values()] == [("er", 0.1), ("er", 1.0)]
+    assert [run["row"] for run in experiment.runs()] == ["a", "b"]
+
+
+def test_selecting_keeps_the_order_of_the_experiment() -> None:
+    experiment = Experiment.from_mapping(tiny("methods.adam=", "seeds=[4, 2]"))
+    some = experiment.select(["adam", "sgd"], None)
+    assert list(some.methods) == ["sgd", "adam"]
+    assert some.seeds == [4, 2]
+    assert experiment.select(None, [7]).seeds == [7]
+    assert experiment.select(None, None) == experiment
+
+
+# config.yaml --------------------------------------------------------------------------------------
+
+
+def test_the_configuration_of_a_run_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every option of everything is there, so that a later default changes no earlier run."""
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    assert called(capsys, "run", written(tmp_path), "--out", tmp_path / "out")[0] == 0
+    for row in ("sgd", "er"):
+        config = yaml.safe_load((tmp_path / f"out/{row}-0/config.yaml").read_text())
+        assert list(config) == [
+            *("format", "experiment", "row", "seed", "stream", "model", "training", "method"),
+        ]
+        assert set(config["stream"]) == {"name", *streams.options("digits")}
+        assert set(config["model"]) == {"name", *signature(models.registry.get("mlp"))}
+        assert set(config["training"]) == set(signature(Training))
+        assert set(config["method"]) == {"name", *signature(methods.registry.get(row))}
+        assert (config["experiment"], config["row"], config["seed"]) == ("tiny", row, 0)
+
+
+def test_a_run_can_be_done_again_from_its_own_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    command = ["run", written(tmp_path), "--methods", "er", "--seeds", "3"]
+    assert called(capsys, *command, "--out", tmp_path / "out")[0] == 0
+    config = yaml.safe_load((tmp_path / "out/er-3/config.yaml").read_text())
+    method = config["method"]
+    again = {
+        "name": "again",
+        **{part: config[part] for part in ("stream", "model", "training")},
+        "methods": {"mine": {"method": method.pop("name"), **method}},
+        "seeds": config["seed"],
+    }
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(again))
+    command = ["run", str(tmp_path / "again.yaml"), "--out", tmp_path / "again"]
+    assert called(capsys, *command)[0] == 0
+    assert results(tmp_path / "again/mine-3") == results(tmp_path / "out/er-3")
+
+
+def test_an_experiment_can_be_run_from_what_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    assert called(capsys, "run", written(tmp_path), "--out", tmp_path / "out")[0] == 0
+    left = tmp_path / "out/experiment.yaml"
+    assert called(capsys, "run", left, "--out", tmp_path / "again")[0] == 0
+    assert results(tmp_path / "again/er-0") == results(tmp_path / "out/er-0")
+    assert (tmp_path / "again/experiment.yaml").read_bytes() == left.read_bytes()
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+def test_settings_leave_what_they_change_alone() -> None:
+    before = copy.deepcopy(TINY)
+    changed = with_settings(
+        TINY,
+        [
+            *("stream.epochs=3", "methods.er.lr=9", "methods.adam.lr=1", "model.hidden=[1, 2]"),
+            *("training.threads=2", "name=other", "seeds=[5]"),
+        ],
+    )
+    assert before == TINY
+    assert changed["stream"] == {"name": "digits", "batch": 100, "first": 2, "epochs": 3}
+    assert changed["methods"]["er"] == {"lr": 9, "buffer": 20, "replay": 10}
+    assert changed["methods"]["sgd"] == TINY["methods"]["sgd"]
+    assert (changed["name"], changed["seeds"]) == ("other", [5])
+
+
+def test_a_setting_for_one_row_leaves_rows_that_share_its_options_alone() -> None:
+    """As YAML's aliases make them share."""
+    shared = {"lr": 0.3}
+    changed = with_settings({"methods": {"er": shared, "er_ace": shared}}, ["methods.er.lr=9"])
+    assert changed == {"methods": {"er": {"lr": 9}, "er_ace": {"lr": 0.3}}}
+    assert shared == {"lr": 0.3}
+
+
+def test_a_setting_may_add_a_row_of_another_name() -> None:
+    changed = with_settings(TINY, ["methods.er_slow={method: er, lr: 0.03}"])
+    assert list(Experiment.from_mapping(changed).methods) == ["sgd", "er", "er_slow"]
+    changed = with_settings(TINY, ["methods.er_slow.lr=0.03", "methods.er_slow.method=er"])
+    assert list(Experiment.from_mapping(changed).methods) == ["sgd", "er", "er_slow"]
+
+
+def test_later_settings_win() -> None:
+    assert with_settings({}, ["a=1", "a=2"]) == {"a": 2}
+    assert with_settings({}, ["a.b=1", "a={c: 2}", "a.d=3"]) == {"a": {"c": 2, "d": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.3", 0.3),
+        ("[1, 2]", [1, 2]),
+        ("true", True),
+        ("", None),
+        ("a=b", "a=b"),
+        ('"3"', "3"),
+        ("{x: 1}", {"x": 1}),
+    ],
+)
+def test_values_are_yaml(text: str, value: Any) -> None:
+    assert with_settings({}, [f"a.b={text}"]) == {"a": {"b": value}}
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("3", [3]),
+        ("0..4", [0, 1, 2, 3, 4]),
+        ("0,3,7", [0, 3, 7]),
+        ("5, 1..2", [5, 1, 2]),
+        ("4..4", [4]),
+    ],
+)
+def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
+    assert seeds_of(text) == seeds
+
+
+# Anything at all ----------------------------------------------------------------------------------
+
+WORDS = st.sampled_from(
+    [
+        *("name", "stream", "model", "training", "methods", "seeds", "method", "digits", "mlp"),
+        *("er", "sgd", "syngap", "lr", "buffer", "batch", "hidden", "device", "first", "tiny"),
+    ]
+)
+KEYS = st.one_of(
+    WORDS, WORDS, st.text(max_size=5), st.none(), st.booleans(), st.integers(), st.dates()
+)
+LEAVES = st.one_of(
+    *(WORDS, st.text(), st.none(), st.booleans(), st.integers(), st.floats()),
+    *(st.dates(), st.datetimes(), st.binary(max_size=5)),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def taken(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What it returns, or None where it refuses in the one way that there is."""
+    before = repr(arguments)
+    try:
+        return function(*arguments)
+    except UserError as error:
+        message = str(error)
+    finally:
+        assert repr(arguments) == before
+    assert message
+    assert message.isprintable(), message
+    return None
+
+
+@given(VALUES)
+@example({"stream": {"name": "digits", None: 1}, "model": "mlp", "methods": {"er": {}}})
+@example({"stream": {datetime.date(2000, 1, 1): 1}, "model": "mlp", "methods": {"er": {}}})
+@example({"str\neam": 1})
+def test_anything_is_an_experiment_or_refused_in_one_line(value: Any) -> None:
+    taken(Experiment.from_mapping, value)
+
+
+@given(st.data())
+def test_anything_in_the_place_of_something_is_taken_or_refused_in_one_line(data: Any) -> None:
+    mapping = copy.deepcopy(TINY)
+    place: Any = mapping
+    while True:
+        key = data.draw(st.sampled_from(sorted(place)) | KEYS)
+        if not isinstance(place.get(key), dict) or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(VALUES)
+    experiment = taken(Experiment.from_mapping, mapping)
+    if experiment is not None:
+        assert Experiment.from_mapping(experiment.as_mapping()) == experiment
+        yaml.safe_dump(experiment.as_mapping())
+
+
+SETTINGS = st.one_of(
+    st.text(),
+    st.tuples(st.lists(WORDS | st.text(max_size=3), max_size=4), st.text()).map(
+        lambda pair: f"{'.'.join(pair[0])}={pair[1]}"
+    ),
+)
+
+
+@given(st.lists(SETTINGS, max_size=3), st.none() | VALUES)
+@example(["methods.er.lr=!!timestamp x"], None)
+@example(["methods={a\n: 1}"], None)
+@example(['methods={"a\\nb": 1}'], None)
+@example(["methods.er=&a [*a]"], None)
+@example(["stre\nam.name.x=1"], None)
+@example(["a=1"], {"methods": "er"})
+@example(["methods.err.lr=1"], {"methods": {1: None, "er": None}})
+@example(["methods={err: }"], {"methods": 3})
+def test_any_setting_is_taken_or_refused_in_one_line(settings: list[str], value: Any) -> None:
+    mapping = value if isinstance(value, dict) else TINY
+    changed = taken(with_settings, mapping, settings)
+    if changed is not None:
+        taken(Experiment.from_mapping, changed)
+
+
+@given(st.text() | st.text("0123456789.,- ", max_size=12))
+def test_any_seeds_are_taken_or_refused_in_one_line(text: str) -> None:
+    seeds = taken(seeds_of, text)
+    if seeds is not None:
+        assert seeds
+        assert all(type(seed) is int and seed >= 0 for seed in seeds)
+        assert len(set(seeds)) == len(seeds)
+
+
+@given(st.text())
+@example("digits\n")
+def test_any_name_is_that_of_an_experiment_or_refused_in_one_line(name: str) -> None:
+    assume(not name.endswith((".yaml", ".yml")))
+    assert (taken(read, name) is not None) == (name in shipped())

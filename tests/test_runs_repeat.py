@@ -1,0 +1,86 @@
+"""The same seed gives the same R and the same weights, whoever does the runs; another does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import torch
+from tiny import RESULTS, job, results, tiny, write_arrays
+
+from syngap.experiments.config import Experiment
+from syngap.experiments.engine import Event, run_here, run_local
+from syngap.experiments.plan import make_plan
+from syngap.experiments.run import stream_of
+
+Found: TypeAlias = dict[str, dict[str, bytes]]
+
+ROWS = ("er", "syngap")
+SEEDS = (0, 1)
+DIGITS = ("methods.syngap={lr: 1.0, buffer: 20, replay: 10}", "training.evaluate_every=2")
+# Without digits a worker need not import scikit-learn, which takes longer than its runs.
+VECTORS = (*DIGITS, "stream={name: npz, path: data.npz, tasks: 2}", f"seeds={list(SEEDS)}")
+
+
+def here(folder: Path, *settings: str) -> Found:
+    """Do every run in this process, one after the other."""
+    for row in ROWS:
+        for seed in SEEDS:
+            run_here(job(folder / f"{row}-{seed}", *settings, row=row, seed=seed))
+    return found(folder)
+
+
+def found(folder: Path) -> Found:
+    names = [f"{row}-{seed}" for row in ROWS for seed in SEEDS]
+    return {name: results(folder / name) for name in names}
+
+
+def test_the_same_seed_gives_the_same_results_again_and_another_seed_others(
+    tmp_path: Path,
+) -> None:
+    once = here(tmp_path / "once", *DIGITS)
+    torch.manual_seed(1234)  # what happened in this process before is no part of a run
+    torch.rand(7)
+    assert here(tmp_path / "again", *DIGITS) == once
+    for row in ROWS:
+        for name in RESULTS:
+            assert once[f"{row}-0"][name] != once[f"{row}-1"][name], (row, name)
+
+
+def test_the_seed_orders_the_stream(tmp_path: Path) -> None:
+    first, same, other = (
+        stream_of(job(tmp_path, "stream.first=", seed=seed).config, None) for seed in (0, 0, 1)
+    )
+    assert first.class_task is not None
+    assert same.class_task is not None
+    assert other.class_task is not None
+    assert torch.equal(first.class_task, same.class_task)
+    assert not torch.equal(first.class_task, other.class_task)
+
+
+def test_one_worker_and_four_give_the_same_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_arrays(tmp_path / "data.npz")
+    expected = here(tmp_path / "here", *VECTORS)
+    for workers in (1, 4):
+        out = tmp_path / str(workers)
+        plan = make_plan(Experiment.from_mapping(tiny(*VECTORS)).select(ROWS, None), out)
+        events: list[Event] = []
+        run_local(plan.jobs, workers, events.append)
+        ended = [event.job.name for event in events if event.kind == "done"]
+        assert sorted(ended) == sorted(expected)
+        assert found(out) == expected
+
+
+def test_the_number_of_threads_is_that_of_the_experiment(tmp_path: Path) -> None:
+    """A sum depends in its last bits on how many there are."""
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            run_here(job(tmp_path / str(threads), f"training.threads={threads}"))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
