@@ -19,7 +19,7 @@ from tiny import called, job, results, run_inline, state, tiny, tree, write_arra
 
 import syngap
 from syngap import cli
-from syngap.experiments import engine
+from syngap.experiments import engine, files
 from syngap.experiments.display import Display
 from syngap.experiments.engine import Event, run_here
 from syngap.experiments.files import alone_in
@@ -420,6 +420,15 @@ def test_an_experiment_that_is_none_any_more_is_named(
     assert refused(*RUN, "--resume").startswith(
         'out/experiment.yaml: methods.sgd: unknown method "g'
     )
+
+
+def test_a_folder_in_which_another_process_is_at_work(
+    out: Path, refused: Callable[..., str]
+) -> None:
+    pytest.importorskip("fcntl")
+    with files.alone_in(out):
+        for how in ("--resume", "--fresh"):
+            assert refused(*RUN, how, "--seeds", "1") == "out: another process is at work there"
 
 
 def test_a_report_of_nothing(here: Path, refused: Callable[..., str]) -> None:
