@@ -20,6 +20,7 @@ from syngap.experiments import engine
 from syngap.experiments.config import (
     Experiment,
     Training,
+    parsed,
     read,
     seeds_of,
     shipped,
@@ -312,3 +313,17 @@ def test_any_seeds_are_taken_or_refused_in_one_line(text: str) -> None:
 def test_any_name_is_that_of_an_experiment_or_refused_in_one_line(name: str) -> None:
     assume(not name.endswith((".yaml", ".yml")))
     assert (taken(read, name) is not None) == (name in shipped())
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(UserError, match=r"line 3: not YAML \(er stands twice\)"):
+        parsed("methods:\n  er: {lr: 0.1}\n  er: {lr: 0.2}\n", "mine.yaml")
+    assert parsed("a: &a {x: 1}\nb: {<<: *a, x: 2}", "mine.yaml")["b"] == {"x": 2}
+
+
+def test_a_stream_given_by_its_name_alone_can_be_set() -> None:
+    given = {"stream": "digits", "model": "mlp"}
+    assert with_settings(given, ["stream.epochs=2", "model.hidden=[5]"]) == {
+        "stream": {"name": "digits", "epochs": 2},
+        "model": {"name": "mlp", "hidden": [5]},
+    }

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from kill_often import METHODS, members
 from tiny import RESULTS, called, job, results, run_inline, state, tree, write_arrays, written
 from torch import nn
@@ -48,12 +49,27 @@ SCRIPT = Path(__file__).with_name("kill_often.py")
 
 
 @pytest.fixture(scope="module")
-def attacked() -> Any:
-    """What became of experiments that were killed with all their processes, and resumed."""
-    command = [sys.executable, SCRIPT, "--kills", KILLS, "--pause", 0, "--pause", 60, "--json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What became of experiments that were killed with all their processes, and resumed.
+
+    They run once, even if several testers ask.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    found = folder / "kill_often.json"
+    with FileLock(f"{found}.lock"):
+        if not found.exists():
+            command = ["--kills", KILLS, "--pause", 0, "--pause", 60, "--json"]
+            done = subprocess.run(
+                [sys.executable, SCRIPT, *map(str, command)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.stdout, done.stderr
+            found.write_text(done.stdout)
+    return json.loads(found.read_text())
 
 
 @needs_proc
@@ -314,7 +330,7 @@ def started(folder: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def until(condition: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
+def until(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain; exit code {process.poll()}"
@@ -333,9 +349,9 @@ def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
     with started(tmp_path, *LONG) as process:
         until(lambda: learning(tmp_path), process)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 130
-        until(lambda: not members(process.pid), process, seconds=5)
+        until(lambda: not members(process.pid), process, seconds=20)
     assert said.splitlines() == ["Stopped. The same command with --resume goes on, in out."]
     assert state(tmp_path / "out/er-0") == "running"
 
@@ -356,9 +372,9 @@ def test_ctrl_c_while_workers_start_is_as_quiet(tmp_path: Path) -> None:
             os.kill(worker, signal.SIGINT)  # before their parent, or it might be the faster
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 130
-        until(lambda: not members(process.pid), process, seconds=5)
+        until(lambda: not members(process.pid), process, seconds=20)
     assert said.splitlines() == ["Stopped. The same command with --resume goes on, in out."]
 
 

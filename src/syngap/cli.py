@@ -223,7 +223,11 @@ def _experiment(
     folder = out or Path("runs") / experiment.name
     plan = make_plan(experiment, folder, data=data, if_there=if_there)
     failed = _run(plan, workers, again)
-    _report(folder)
+    try:
+        _report(folder)
+    except UserError:
+        if not failed:  # otherwise there may be nothing to report
+            raise
     if failed:
         raise typer.Exit(1)
 

@@ -39,7 +39,7 @@ class Registry:
 
     def get(self, name: str) -> Callable[..., Any]:
         """Import and return what `name` stands for; UserError where nothing does."""
-        entries = self._entries()
+        entries = self._builtin if name in self._builtin else self._entries()
         if name not in entries:
             hint = nearest(name, entries) or f"; there are {', '.join(entries)}"
             raise UserError(f'unknown {self.kind} "{name}"{hint}')

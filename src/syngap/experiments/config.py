@@ -26,7 +26,16 @@ from syngap.errors import UserError, nearest
 from syngap.methods.learner import Precision
 from syngap.options import Count, Natural, NonNegative, checked, named, shown, signature
 
-__all__ = ["FORMAT", "Experiment", "Training", "read", "seeds_of", "shipped", "with_settings"]
+__all__ = [
+    "FORMAT",
+    "Experiment",
+    "Training",
+    "parsed",
+    "read",
+    "seeds_of",
+    "shipped",
+    "with_settings",
+]
 
 FORMAT = 1
 _KEYS = ("name", "stream", "model", "training", "methods", "seeds")
@@ -185,6 +194,8 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
+            if depth == 0 and key in ("stream", "model") and isinstance(inner, str):
+                inner = {"name": inner}
             place[key] = dict(_options(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
         place[last] = parsed(text, f"--set {named(path)}")
@@ -206,12 +217,27 @@ def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
 def parsed(text: str, where: str) -> Any:
     """Return the YAML in `text`; UserError where it is none."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Strict)  # a safe loader
     except Exception as error:  # "!!timestamp x" and its like raise anything
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
         raise UserError(f"{where}{line}: not YAML ({' '.join(str(problem).split())})") from error
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key that stands twice is a mistake, not a value that is lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            text = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
+            if text in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{text} stands twice", key.start_mark
+                )
+            seen.add(text)
+        return super().construct_mapping(node, deep)
 
 
 def _named(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:

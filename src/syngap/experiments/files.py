@@ -32,10 +32,11 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise UserError(f"{folder}: another process is at work there") from None
         yield
-    except BlockingIOError:
-        raise UserError(f"{folder}: another process is at work there") from None
     finally:
         os.close(handle)
 

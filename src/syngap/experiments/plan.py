@@ -49,15 +49,21 @@ class Plan:
     @contextmanager
     def begun(self) -> Iterator[None]:
         """Make the folder, remove what is to be replaced, and let nobody else in meanwhile."""
-        try:
+        with self._writing():
             self.out.mkdir(parents=True, exist_ok=True)
-            with alone_in(self.out):
+        with alone_in(self.out):
+            with self._writing():
                 for folder in self.stale:
                     shutil.rmtree(folder)
                 for stray in strays(self.out):
                     stray.unlink()
                 write_yaml(self.out / "experiment.yaml", self.experiment.as_mapping())
-                yield
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:  # asking for permission does not find every reason
             raise UserError(f"{self.out}: cannot be written ({error.strerror})") from error
 
