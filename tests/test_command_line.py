@@ -407,7 +407,8 @@ def test_files_that_somebody_damaged_are_named(
 ) -> None:
     (out / name).write_text(content)
     words = f"out/{name}: not as syngap wrote it ("
-    assert refused(*RUN, "--resume").startswith(words)
+    if not name.endswith(("accuracy.csv", "metrics.jsonl")):  # going on needs no more of them
+        assert refused(*RUN, "--resume").startswith(words)
     assert refused("report", "out").startswith(words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -172,6 +173,9 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 2 where what was asked for cannot be done."""
     command = typer.main.get_command(app)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # arrows in a terminal that has none
     try:
         code: Any = command.main(
             list(sys.argv[1:] if arguments is None else arguments),
@@ -187,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # no room, no permission
-        return _refused(": ".join(str(part) for part in (error.filename, error.strerror) if part))
+        said = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        return _refused(said or repr(error))
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -225,9 +230,10 @@ def _experiment(
     failed = _run(plan, workers, again)
     try:
         _report(folder)
-    except UserError:
+    except UserError as error:
         if not failed:  # otherwise there may be nothing to report
             raise
+        _refused(str(error))
     if failed:
         raise typer.Exit(1)
 
@@ -274,7 +280,7 @@ def _report(runs: Path, *, markdown: bool = False, figure: Path | None = None) -
         console.print(table.table(gathered))
         console.print(f"{headline(gathered)}\n", highlight=False, markup=False)
     page = runs / "index.html"
-    write_page(found, page, title=str(found[0].config["experiment"]))
+    write_page(found, page, title=str(found[0].config.get("experiment", runs.name)))
     typer.echo(f"The page is {page}", err=markdown)
     if figure:
         accuracy_figure(found, figure)

@@ -228,16 +228,16 @@ def parsed(text: str, where: str) -> Any:
 class _Strict(yaml.SafeLoader):
     """YAML in which a key that stands twice is a mistake, not a value that is lost."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
-            text = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
-            if text in seen:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{text} stands twice", key.start_mark
+                    None, None, f"{key.value} stands twice", key.start_mark
                 )
-            seen.add(text)
-        return super().construct_mapping(node, deep)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return node
 
 
 def _named(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from syngap.errors import UserError
 from syngap.experiments.engine import Event
 from syngap.experiments.folder import read_run
 from syngap.experiments.run import Job
@@ -77,7 +78,10 @@ class Display:
         left = "" if self._bars else self._left()
         if event.kind == "failed":
             return f"{counted}  {event.job.name:<20} failed: {event.message}{left}"
-        run = read_run(event.job.folder)
+        try:
+            run = read_run(event.job.folder)
+        except UserError as error:  # one folder's trouble is not the others'
+            return f"{counted}  {event.job.name:<20} done, but {error}{left}"
         accuracy = sum(run.accuracy[-1]) / len(run.accuracy[-1])
         seconds = run.status["seconds"]
         return f"{counted}  {event.job.name:<20} ACC {accuracy:5.1f}  {seconds:6.1f} s{left}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import traceback
@@ -17,6 +18,7 @@ from typing import Any
 
 from syngap.experiments.environment import chosen_device, environment
 from syngap.experiments.files import alone_in, write, write_json, write_yaml
+from syngap.experiments.plan import is_done
 from syngap.experiments.run import Job, execute
 
 __all__ = ["Event", "default_workers", "run_here", "run_local"]
@@ -60,12 +62,15 @@ def run_here(job: Job, tell: Callable[[int, float | None], None] = lambda *_: No
     """Do one run in this process and leave its folder complete, whatever happens."""
     device = chosen_device(job.config["training"]["device"])
     job.folder.mkdir(parents=True, exist_ok=True)
-    if not (job.folder / "environment.json").is_file():
-        write_json(job.folder / "environment.json", environment(device))
-    if not (job.folder / "config.yaml").is_file():
-        write_yaml(job.folder / "config.yaml", job.config)
-    (job.folder / "error.txt").unlink(missing_ok=True)  # of a try before this one
     with alone_in(job.folder, wait=True):  # a worker whose parent was killed ends at its next word
+        if is_done(job):
+            return
+        if not (job.folder / "config.yaml").is_file():
+            # Whatever is there was begun by who knows what configuration.
+            shutil.rmtree(job.folder / "checkpoint", ignore_errors=True)
+            write_json(job.folder / "environment.json", environment(device))
+            write_yaml(job.folder / "config.yaml", job.config)
+        (job.folder / "error.txt").unlink(missing_ok=True)  # of a try before this one
         execute(job, tell)
 
 
@@ -74,7 +79,8 @@ def default_workers(jobs: Sequence[Job]) -> int:
     training = jobs[0].config["training"]
     if chosen_device(training["device"]).type == "cuda":
         return 1
-    return max(1, (os.cpu_count() or 1) // int(training["threads"]))
+    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (ours or 1) // int(training["threads"]))
 
 
 class _Worker:
@@ -109,7 +115,8 @@ class _Worker:
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode or 0
-            why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            named = {-number: number.name for number in signal.Signals}
+            why = named.get(code, f"exit code {code}")
             message = f"its process died ({why})"
             _keep(self.job, message, message)
             self._start()

@@ -17,6 +17,9 @@ from syngap.errors import UserError
 __all__ = ["alone_in", "strays", "sync", "write", "write_json", "write_yaml"]
 
 
+_STRAY = re.compile(r"\.[\w-]+\.(?:yaml|json|csv|txt|safetensors)\.\d+")
+
+
 @contextmanager
 def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes that ask the same out of `folder`, where the system knows how.
@@ -54,7 +57,7 @@ def write(path: Path, content: bytes) -> None:
 
 def strays(directory: Path) -> list[Path]:
     """Return what `write` left half-written in `directory` where its process was killed."""
-    found = (path for path in directory.glob(".*") if re.fullmatch(r"\..+\.\d+", path.name))
+    found = (path for path in directory.glob(".*") if _STRAY.fullmatch(path.name))
     return sorted(path for path in found if path.is_file())
 
 

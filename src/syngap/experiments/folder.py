@@ -25,7 +25,7 @@ import yaml
 from syngap.errors import UserError
 from syngap.metrics import Evaluation
 
-__all__ = ["Run", "csv_of", "evaluation_of", "read_run", "read_runs", "read_yaml"]
+__all__ = ["Run", "csv_of", "evaluation_of", "read_run", "read_runs", "read_status", "read_yaml"]
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,24 @@ def read_run(path: Path) -> Run:
             initial = evaluation.accuracy
         if line.get("summary"):
             summaries[evaluation.step] = line["summary"]
+    config = read_yaml(path / "config.yaml")
+    with _reading(path / "config.yaml"):
+        _ = config["row"], int(config["seed"]), config["method"]["name"]
     return Run(
         path=path,
-        config=read_yaml(path / "config.yaml"),
-        status=_json(path / "status.json"),
+        config=config,
+        status=read_status(path),
         environment=_json(path / "environment.json"),
         accuracy=_matrix(path / "accuracy.csv"),
         initial=initial,
         record=record,
         summaries=summaries,
     )
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """Return the state of the run in `path`; nothing where it has not begun."""
+    return _json(path / "status.json")
 
 
 def csv_of(rows: Iterable[tuple[int, Sequence[float]]], tasks: int) -> str:
@@ -162,6 +170,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not as syngap wrote it ({reason})") from error

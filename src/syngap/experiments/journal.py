@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from syngap.errors import UserError
 from syngap.experiments.files import strays, write, write_json
 from syngap.experiments.folder import csv_of
 from syngap.metrics import Evaluation
@@ -39,14 +40,22 @@ class FolderJournal:
         steps: how many there will be.
         tasks: columns of R.
         checkpoint_seconds: at least so long between checkpoints within a task.
+        fingerprint: of the stream; going on with another one is refused.
         tell: is told the step and the latest mean accuracy, now and then.
     """
 
     def __init__(
-        self, folder: Path, *, steps: int, tasks: int, checkpoint_seconds: float, tell: Tell
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        tasks: int,
+        checkpoint_seconds: float,
+        fingerprint: str = "",
+        tell: Tell,
     ) -> None:
         self._folder, self._steps, self._tasks = folder, steps, tasks
-        self._pause, self._tell = checkpoint_seconds, tell
+        self._pause, self._fingerprint, self._tell = checkpoint_seconds, fingerprint, tell
         self._checkpoints = folder / "checkpoint"
         self._checkpoints.mkdir(exist_ok=True)
         self._metrics = (folder / "metrics.jsonl").open("ab")
@@ -71,6 +80,11 @@ class FolderJournal:
             except ValueError:
                 path.unlink()  # damaged, and it would outlive whole ones of earlier steps
                 continue
+            if saved["metrics_bytes"] > os.fstat(self._metrics.fileno()).st_size:
+                path.unlink()  # what belongs to it is lost
+                continue
+            if saved["fingerprint"] != self._fingerprint:
+                raise UserError(f"{self._folder}: the data are not those that the run began with")
             self._rows = [(after, row) for after, row in saved["rows"]]
             self._cut(saved["metrics_bytes"])
             self._write_accuracy()
@@ -104,7 +118,12 @@ class FolderJournal:
         """Write a checkpoint, then drop the one before the last."""
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
-        whole = {"state": state, "rows": self._rows, "metrics_bytes": self._metrics.tell()}
+        whole = {
+            "state": state,
+            "rows": self._rows,
+            "metrics_bytes": self._metrics.tell(),
+            "fingerprint": self._fingerprint,
+        }
         write(self._checkpoints / f"step-{state['step']:09d}.safetensors", packed(whole))
         for old in self._saves()[:-_KEPT]:
             old.unlink()

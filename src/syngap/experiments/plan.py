@@ -17,11 +17,11 @@ from syngap.errors import UserError
 from syngap.experiments.config import Experiment
 from syngap.experiments.environment import chosen_device
 from syngap.experiments.files import alone_in, strays, write_yaml
-from syngap.experiments.folder import read_run, read_yaml
+from syngap.experiments.folder import read_status, read_yaml
 from syngap.experiments.run import Job, beginning, stream_of
 from syngap.options import shown
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "is_done", "make_plan"]
 
 IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
 
@@ -54,7 +54,8 @@ class Plan:
         with alone_in(self.out):
             with self._writing():
                 for folder in self.stale:
-                    shutil.rmtree(folder)
+                    shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # first: a kill here
+                    shutil.rmtree(folder)  # may leave a run without past, but none with another's
                 for stray in strays(self.out):
                     stray.unlink()
                 write_yaml(self.out / "experiment.yaml", self.experiment.as_mapping())
@@ -90,12 +91,12 @@ def make_plan(
         jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
-    steps = _check_buildable(jobs, device)
+    steps = _check_buildable(jobs)
     if earlier and if_there == "replace":
         stale = [config.parent for config in out.glob("*/config.yaml")]
         return Plan(experiment, out, jobs, [], steps, stale)
     merged = _merged(experiment, earlier, out) if earlier else experiment
-    done = [job for job in jobs if _is_done(job)]
+    done = [job for job in jobs if is_done(job)]
     return Plan(merged, out, [job for job in jobs if job not in done], done, steps, [])
 
 
@@ -135,14 +136,14 @@ def _check_writable(out: Path) -> None:
         raise UserError(f"{out}: no permission to write in {there}")
 
 
-def _check_buildable(jobs: list[Job], device: torch.device) -> dict[str, int]:
+def _check_buildable(jobs: list[Job]) -> dict[str, int]:
     """Load the data and make each method once, so that a mistake shows before the first run."""
     steps: dict[str, int] = {}
     stream = stream_of(jobs[0].config, jobs[0].data)
     for job in jobs:
         row = job.config["row"]
         if row not in steps:
-            method = beginning(job.config, stream, device)()
+            method = beginning(job.config, stream, torch.device("cpu"))()
             try:
                 method.state_dict()
             except TypeError as error:  # better now than at the first checkpoint
@@ -151,17 +152,13 @@ def _check_buildable(jobs: list[Job], device: torch.device) -> dict[str, int]:
     return steps
 
 
-def _is_done(job: Job) -> bool:
-    if not (job.folder / "config.yaml").is_file():
-        return False
-    _check_same(job)
-    return read_run(job.folder).done
-
-
-def _check_same(job: Job) -> None:
-    """Refuse to go on with a run that was begun with other options."""
+def is_done(job: Job) -> bool:
+    """Return whether a run has ended; UserError where it was begun with other options."""
     path = job.folder / "config.yaml"
+    if not path.is_file():
+        return False
     _check_equal(path, read_yaml(path), job.config)
+    return read_status(job.folder).get("state") == "done"
 
 
 def _check_equal(path: Path, before: Any, now: Any) -> None:

@@ -48,6 +48,7 @@ def execute(job: Job, tell: Tell) -> None:
         steps=len(stream),
         tasks=stream.tasks,
         checkpoint_seconds=training.checkpoint_seconds,
+        fingerprint=stream.fingerprint(),
         tell=tell,
     ) as journal:
         method = train(stream, begin, journal, evaluate_every=training.evaluate_every)

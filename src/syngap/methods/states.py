@@ -27,7 +27,8 @@ def snapshot(value: Any, name: str) -> Any:
     if value is None or isinstance(value, (Tensor, bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [snapshot(part, f"{name}[{index}]") for index, part in enumerate(value)]
+        parts = [snapshot(part, f"{name}[{index}]") for index, part in enumerate(value)]
+        return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, dict):
         return {key: snapshot(part, f"{name}[{key!r}]") for key, part in value.items()}
     raise TypeError(
@@ -45,13 +46,16 @@ def restored(value: Any, state: Any, device: torch.device) -> Any:
         value.set_state(state.cpu())
         return value
     if isinstance(state, Tensor):
+        if isinstance(value, Tensor) and (value.shape, value.dtype) == (state.shape, state.dtype):
+            with torch.no_grad():
+                return value.copy_(state)  # whoever else holds it goes on holding it
         return state.to(value.device if isinstance(value, Tensor) else device)
     if isinstance(state, dict):
         old = value if isinstance(value, dict) else {}
         return {key: restored(old.get(key), part, device) for key, part in state.items()}
-    if isinstance(state, list):
+    if isinstance(state, (list, tuple)):
         same = isinstance(value, (list, tuple)) and len(value) == len(state)
         were = value if same else [None] * len(state)
         parts = [restored(was, part, device) for was, part in zip(were, state, strict=True)]
-        return tuple(parts) if isinstance(value, tuple) else parts
+        return tuple(parts) if isinstance(state, tuple) else parts
     return state

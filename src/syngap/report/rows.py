@@ -169,16 +169,16 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     """Return a row for each method in the order of `runs`, joint ones last.
 
     A row's numbers are over its finished seeds. INT is measured against the joint run of the same
-    seed. A seed that another row has and this one has not counts as unfinished too.
+    seed, of the first joint row where there are several. A seed that another row has and this one
+    has not counts as unfinished too.
     """
     named: dict[str, list[Run]] = {}
     for run in runs:
         named.setdefault(run.row, []).append(run)
     seeds = sorted({run.seed for run in runs})
+    reference = next((run.row for run in runs if _method(run) == "joint"), None)
     references = {
-        run.seed: reference_of(run.accuracy)
-        for run in reversed(runs)  # of several joint rows the first counts
-        if run.done and _method(run) == "joint"
+        run.seed: reference_of(run.accuracy) for run in runs if run.done and run.row == reference
     }
     found = [_row(name, named[name], seeds, references) for name in named]
     return sorted(found, key=lambda row: row.joint)

@@ -17,6 +17,7 @@ __all__ = ["SUFFIXES", "ImageFiles", "size_of"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 LARGEST = 1 << 26  # pixels: a small file can claim to be an image that fills the memory
 
 
@@ -69,6 +70,11 @@ class ImageFiles:
                 raise UserError(
                     f"{path}: an image of {image.width}×{image.height}, expected "
                     f"{size[0]}×{size[1]} like the others"
+                )
+            if image.mode not in MODES:
+                raise UserError(
+                    f"{path}: pixels of the kind {image.mode}, expected 8 bits a channel; "
+                    "convert it first"
                 )
             # A palette with transparency becomes RGB only through RGBA.
             plain = (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")

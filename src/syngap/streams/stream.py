@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from bisect import bisect_right
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
@@ -10,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from syngap.errors import UserError
 from syngap.options import Count, Share
 from syngap.seeds import generator
 from syngap.streams.tasks import Split, Tasks
@@ -18,6 +20,9 @@ from syngap.streams.transform import Transform
 __all__ = ["Batch", "Presentation", "Stream"]
 
 Presentation: TypeAlias = Literal["one task after another", "everything", "everything so far"]
+
+
+_PASSES = 1_000_000
 
 
 class Batch(NamedTuple):
@@ -74,6 +79,9 @@ class Stream:
         self.transform = Transform(tasks.pixels, augment and tasks.augments, pad=pad)
         self._train, self._seed, self._batch = tasks.train, seed, batch
         self._epochs, self._order = epochs, order
+        self._device = torch.device("cpu")
+        if epochs * tasks.count > _PASSES:
+            raise UserError(f"stream.epochs: got {epochs}, which is too many to plan")
         own = [(tasks.train.task == task).nonzero().flatten() for task in range(self.tasks)]
         self._arrange(_blurred(own, blur, seed))
 
@@ -95,14 +103,23 @@ class Stream:
         number = bisect_right(self._starts, step) - 1
         offset = (step - self._starts[number]) * self._batch
         index = self._pass_order(number)[offset : offset + self._batch]
-        x = self._train.samples.take(index)
-        return Batch(x, self._train.labels[index].to(x.device))
+        x, y = self._train.samples.take(index), self._train.labels[index]
+        return Batch(x.to(self._device), y.to(self._device))
 
     def to(self, device: torch.device) -> Stream:
-        """Return the same stream with its samples near `device`."""
+        """Return the same stream with batches on `device`, and its samples near it."""
         moved = copy.copy(self)
+        moved._device = device
         moved._train, moved.test = self._train.to(device), self.test.to(device)
         return moved
+
+    def fingerprint(self) -> str:
+        """Return what tells this stream from one of other data or another length."""
+        digest = hashlib.sha256(repr((self.shape, self.classes, self._starts)).encode())
+        for split in (self._train, self.test):
+            digest.update(split.labels.numpy().tobytes())
+            digest.update(split.task.numpy().tobytes())
+        return digest.hexdigest()
 
     def presented(self, how: Presentation) -> Stream:
         """Return the same samples otherwise: all at once, or all so far with a fresh start a task.

@@ -1,0 +1,195 @@
+"""What could go wrong without a word: each was possible once, none is now."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from refused import refused
+from runfolders import Made, write_experiment
+from tiny import job, results, state, write_arrays
+from torch import Tensor, nn
+
+from syngap.errors import UserError
+from syngap.experiments.config import parsed
+from syngap.experiments.engine import run_here
+from syngap.experiments.folder import read_runs
+from syngap.experiments.run import Job
+from syngap.methods import Learner
+from syngap.methods.sgd import SGD
+from syngap.report.rows import rows
+from syngap.streams import Batch, Split, Stream, Tasks
+from syngap.streams.files import ImageFiles
+
+
+def images(folder: Path, count: int = 4) -> list[Path]:
+    paths = [folder / f"{number}.png" for number in range(count)]
+    for path in paths:
+        Image.fromarray(np.full((8, 8, 3), 7, dtype=np.uint8)).save(path)
+    return paths
+
+
+def test_batches_from_files_come_to_the_device(tmp_path: Path) -> None:
+    split = Split(
+        ImageFiles(images(tmp_path), (3, 8, 8)), torch.arange(4), torch.tensor([0, 0, 1, 1])
+    )
+    batch = Stream(Tasks(split, split, classes=4), batch=2).to(torch.device("meta"))[0]
+    assert (batch.x.device.type, batch.y.device.type) == ("meta", "meta")
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.full((8, 8), 40_000, dtype=np.uint16), np.full((8, 8), 0.5, dtype=np.float32)],
+)
+def test_pixels_that_would_be_clipped_are_refused(
+    pixels: np.ndarray[tuple[int, ...], np.dtype[np.generic]], tmp_path: Path
+) -> None:
+    path = tmp_path / "deep.tiff"
+    Image.fromarray(pixels).save(path)
+    with refused("deep.tiff", "8 bits"):
+        ImageFiles([path], (3, 8, 8)).take(torch.tensor([0]))
+
+
+class Holder(SGD):
+    """Holds the network's own parameters, as a method may."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__(learner)
+        self.held: list[Tensor] = list(learner.parameters())
+        self.pair = (1, None)
+
+
+def test_what_a_method_holds_twice_it_still_holds_twice_after_a_resume() -> None:
+    def fresh() -> Holder:
+        return Holder(Learner(nn.Linear(2, 2), lambda x, generator: x))
+
+    method, resumed = fresh(), fresh()
+    method.step(Batch(torch.ones(3, 2), torch.tensor([0, 1, 0])))
+    resumed.load_state_dict(method.state_dict())
+    for held, parameter in zip(resumed.held, resumed.learner.parameters(), strict=True):
+        assert held is parameter
+    assert torch.equal(resumed.held[0], method.held[0])
+    assert resumed.pair == (1, None)
+
+
+def interrupted(here: Job, at: int) -> None:
+    """Leave the run as a kill after its `at`-th report would."""
+    reports = iter(range(at))
+
+    def tell(step: int, accuracy: float | None) -> None:
+        if next(reports, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_here(here, tell)
+
+
+@pytest.fixture
+def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A run that was killed after its first task."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    write_arrays(tmp_path / "data.npz")
+    here = job(
+        tmp_path / "er-0", "stream={name: npz, path: data.npz, tasks: 2, batch: 10, epochs: 4}"
+    )
+    interrupted(here, 60)
+    assert list((here.folder / "checkpoint").glob("step-*"))
+    return here
+
+
+def test_a_checkpoint_without_its_configuration_is_not_gone_on_with(
+    half_done: Job, tmp_path: Path
+) -> None:
+    """As a kill in the middle of --fresh could leave it."""
+    (half_done.folder / "config.yaml").unlink()
+    slower = replace(
+        half_done, config={**half_done.config, "method": {**half_done.config["method"], "lr": 1e-4}}
+    )
+    run_here(slower)
+    clean = replace(slower, folder=tmp_path / "clean")
+    run_here(clean)
+    assert results(slower.folder) == results(clean.folder)
+
+
+def test_other_data_than_the_run_began_with_are_refused(half_done: Job, tmp_path: Path) -> None:
+    write_arrays(tmp_path / "data.npz", samples=120)
+    with pytest.raises(UserError, match=r"the data are not those that the run began with"):
+        run_here(half_done)
+
+
+def test_a_run_that_another_worker_has_ended_meanwhile_is_left_alone(half_done: Job) -> None:
+    run_here(half_done)
+    before = results(half_done.folder)
+    run_here(half_done)
+    assert results(half_done.folder) == before
+    assert state(half_done.folder) == "done"
+
+
+def test_a_run_begun_with_other_options_meanwhile_is_refused(half_done: Job) -> None:
+    other = replace(half_done, config={**half_done.config, "seed": 1})
+    with pytest.raises(UserError, match=r"seed was 0 there and is 1 now"):
+        run_here(other)
+
+
+def test_lost_lines_of_the_record_are_learned_again(half_done: Job, tmp_path: Path) -> None:
+    (half_done.folder / "metrics.jsonl").write_bytes(b"")
+    run_here(half_done)
+    clean = replace(half_done, folder=tmp_path / "clean")
+    run_here(clean)
+    assert results(half_done.folder) == results(clean.folder)
+
+
+def test_intransigence_never_mixes_references(tmp_path: Path) -> None:
+    made = {
+        "sgd": Made("sgd"),
+        "joint": Made("joint", learns=90.0),
+        "joint_each": Made("joint", learns=50.0),
+    }
+    directory = write_experiment(tmp_path / "runs", made, seeds=(0, 1))
+    shutil.rmtree(directory / "joint-1")
+    (row,) = [row for row in rows(read_runs(directory)) if row.name == "sgd"]
+    assert sorted(row.values["INT"]) == [0]
+
+
+def test_an_anchor_may_be_used_where_it_is_nested_deeper() -> None:
+    text = "a: {b: &b {x: 1}, c: {<<: *b, x: 2}}\nd: {<<: *b, x: 3}"
+    assert parsed(text, "mine.yaml")["d"] == {"x": 3}
+
+
+def test_a_plan_of_a_billion_passes_is_refused() -> None:
+    from syngap.streams import load
+
+    with refused("stream.epochs"):
+        load("digits", epochs=1_000_000_000)
+
+
+def test_an_array_file_that_claims_the_whole_memory_is_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    from syngap.streams.arrays import npz
+
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 42,)}
+    )
+    path = tmp_path / "large.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{key}.npy", header.getvalue())
+    with refused("large.npz"):
+        npz(0, None, path=str(path), tasks=2)
+
+
+def test_a_configuration_without_its_row_is_named(tmp_path: Path) -> None:
+    directory = write_experiment(tmp_path / "runs", {"sgd": Made("sgd")}, seeds=(0,))
+    (directory / "sgd-0" / "config.yaml").write_text(json.dumps({"seed": 0}))
+    with refused("config.yaml", "row"):
+        read_runs(directory)
