@@ -12,6 +12,7 @@ from syngap.memory import Reservoir
 
 def main() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # a network this small is slower on two
     stream = streams.load("digits", epochs=10, batch=10)  # any iterable of (x, y) does
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = SynGAP(model.parameters(), lr=1.0)

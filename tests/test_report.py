@@ -233,7 +233,7 @@ def test_headline_compares_shared_seeds_only(tmp_path):
 def test_headline_without_syngap(tmp_path):
     found = rows(experiment(tmp_path, {"er": [(60, 80), (61, 80)], "sgd": [(0, 90), (0, 91)]}))
     assert headline(found) == (
-        "No SynGAP run has finished. Of the others, ER ends highest: "
+        "There is no finished run of SynGAP. Of the others, ER ends highest: "
         "70.2 ± 0.4 % accuracy, 29.5 ± 0.7 points forgotten."
     )
 

@@ -133,7 +133,10 @@ class Experiment:
         }
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return the configuration of every run, seeds within rows."""
+        """Return the configuration of every run, rows within seeds.
+
+        So whatever else the machine is busy with falls on all rows, and their times compare.
+        """
         return [
             {
                 "format": FORMAT,
@@ -145,8 +148,8 @@ class Experiment:
                 "training": self.training,
                 "method": options,
             }
-            for row, options in self.methods.items()
             for seed in self.seeds
+            for row, options in self.methods.items()
         ]
 
 

@@ -28,6 +28,13 @@ _KEPT = 2  # a checkpoint and the one before it
 Tell = Callable[[int, float | None], None]
 
 
+def _numbers(summary: Mapping[str, float]) -> dict[str, float]:
+    for key, value in summary.items():
+        if not isinstance(key, str) or not isinstance(value, (int, float)):
+            raise TypeError(f"a method's summary is names with numbers, got {key!r}: {value!r}")
+    return {key: float(value) for key, value in summary.items()}
+
+
 class FolderJournal:
     """Keeps a run in `folder`; a kill at any instant loses at most the time since a checkpoint.
 
@@ -98,7 +105,7 @@ class FolderJournal:
 
     def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
         """Add a line to metrics.jsonl and, at the end of a task, one to accuracy.csv."""
-        line = {**asdict(evaluation), "summary": dict(summary)}
+        line = {**asdict(evaluation), "summary": _numbers(summary)}
         self._metrics.write(json.dumps(line).encode() + b"\n")
         learned = evaluation.accuracy[: evaluation.task + 1]
         self._seen = sum(learned) / len(learned)

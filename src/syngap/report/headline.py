@@ -88,7 +88,7 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
     if ours is None:
         best = _best(continual)
         highest = f"Of the others, {best.label} ends highest: {_stands(best)}."
-        return f"No SynGAP run has finished. {highest}"
+        return f"There is no finished run of SynGAP. {highest}"
     if not theirs:
         alone = "No other method has finished to compare it with."
         return f"{ours.label} ends at {_stands(ours)}. {alone}"

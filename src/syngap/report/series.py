@@ -91,8 +91,9 @@ def plasticity_curve(runs: Sequence[Run], points: int = 120) -> Curve | None:
             _place(step, ends): {
                 f"{'/'.join(tensor)}/{statistic}": value
                 for key, value in summary.items()
-                for kind, *tensor, statistic in [key.split("/")]
-                if kind == "plasticity" and statistic in _STATISTICS and math.isfinite(value)
+                if key.startswith("plasticity/")
+                for *tensor, statistic in [key.split("/")[1:]]
+                if statistic in _STATISTICS and math.isfinite(value)
             }
             for step, summary in run.summaries.items()
         }

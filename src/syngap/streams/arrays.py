@@ -131,6 +131,10 @@ def _samples(given: Values, name: str) -> Tensor:
     values = _tensor(given, name)
     if values.ndim < 2 or not values.numel():
         raise UserError(f"{name}: got the shape {tuple(values.shape)}, expected samples × values")
+    if values.ndim == 4 and values.shape[-1] in (1, 3, 4) and values.shape[1] not in (1, 3, 4):
+        raise UserError(
+            f"{name}: got the shape {tuple(values.shape)}; channels come before height and width"
+        )
     if values.dtype != torch.uint8:
         values = values.to(torch.float32)
         if not values.isfinite().all():
