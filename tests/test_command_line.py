@@ -433,7 +433,7 @@ def test_a_folder_in_which_another_process_is_at_work(
 
 
 def test_a_report_of_nothing(here: Path, refused: Callable[..., str]) -> None:
-    assert refused("report", "out") == "out: no runs there (experiment.yaml is missing)"
+    assert refused("report", "out") == "out: there is no such folder"
     assert refused("report", "tiny.yaml").startswith("tiny.yaml: no runs there")
     (here / "out").mkdir()
     shutil.copy(here / "tiny.yaml", here / "out/experiment.yaml")

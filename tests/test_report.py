@@ -55,15 +55,15 @@ def demo(tmp_path_factory):
 
 def test_row_is_mean_and_sd_over_seeds(tmp_path):
     (row,) = rows(experiment(tmp_path, {"er": [(50, 80), (60, 90), (70, 100)]}))
-    assert row.spread("ACC") == (75, 10)
-    assert row.spread("FM") == (30, 10)
-    assert row.spread("BWT") == (-30, 10)
+    assert row.spread("ACC")[:2] == (75, 10)
+    assert row.spread("FM")[:2] == (30, 10)
+    assert row.spread("BWT")[:2] == (-30, 10)
     assert row.seeds == (0, 1, 2)
 
 
 def test_one_seed_has_no_spread(tmp_path):
     (row,) = rows(experiment(tmp_path, {"er": [(50, 80)]}))
-    assert row.spread("ACC") == (65, None)
+    assert row.spread("ACC")[:2] == (65, None)
 
 
 def test_intransigence_is_against_the_joint_run_of_the_same_seed(tmp_path):
@@ -71,7 +71,7 @@ def test_intransigence_is_against_the_joint_run_of_the_same_seed(tmp_path):
     er, joint = rows(runs)
     assert er.values["INT"] == {0: 5, 1: 10}
     assert joint.joint
-    assert joint.spread("ACC") == (92.5, pytest.approx(3.5355, abs=1e-4))
+    assert joint.spread("ACC")[:2] == (92.5, pytest.approx(3.5355, abs=1e-4))
     assert all(joint.spread(name) is None for name in MEASURES if name not in ("ACC", "seconds"))
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "drop_after_switch",
     "forgetting",
     "forward_transfer",
+    "half_interval",
     "intransigence",
     "mean_and_spread",
     "recency",
@@ -369,3 +370,29 @@ def _check_same_run(R: Matrix, record: Sequence[Evaluation]) -> None:
             f"R has {tasks} tasks, but the record ends in task {record[-1].task} (counted from 0) "
             f"of {len(record[-1].accuracy)}; give R and record of the same finished run"
         )
+
+
+def half_interval(sd: float, count: int) -> float:
+    """Return half the width of the 95 % interval of a mean, by Student's t.
+
+        t(0.975, n - 1) · sd / sqrt(n)
+
+    Args:
+        sd: the sample standard deviation of the values.
+        count: how many there are, at least two.
+
+    Examples:
+        >>> round(half_interval(1.0, 3), 2), round(half_interval(1.0, 5), 2)
+        (2.48, 1.24)
+    """
+    if count < 2:
+        raise ValueError(f"an interval needs at least two values, got {count}")
+    quantile = _T_975[count - 2] if count - 2 < len(_T_975) else 1.96
+    return quantile * sd / math.sqrt(count)
+
+
+_T_975 = (  # for 1, 2, ... degrees of freedom
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
+    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
+    *(2.052, 2.048, 2.045, 2.042),
+)

@@ -105,7 +105,11 @@ class Experiment:
         """Return the part of the experiment with these rows and seeds; None is all."""
         for row in rows or ():
             if row not in self.methods:
-                hint = nearest(row, self.methods) or f"; there are {', '.join(self.methods)}"
+                hint = (
+                    nearest(row.lower(), self.methods) or f"; there are {', '.join(self.methods)}"
+                )
+                if row in methods.registry.names():
+                    hint = f" row; --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
         return Experiment(

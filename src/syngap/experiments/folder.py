@@ -71,6 +71,8 @@ class Run:
 
 def read_runs(directory: Path) -> list[Run]:
     """Return every run in `directory`, in the order of the experiment's methods and seeds."""
+    if not directory.is_dir():
+        raise UserError(f"{directory}: there is no such folder")
     plan = directory / "experiment.yaml"
     if not plan.is_file():
         raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syngap.metrics import mean_and_spread
+from syngap.metrics import half_interval, mean_and_spread
 from syngap.report.rows import Row, Spread
 
 __all__ = ["Against", "against", "headline", "rivals", "subject"]
@@ -60,15 +60,15 @@ def against(ours: Row, theirs: Row) -> Against:
 
 
 def verdict(difference: Spread | None) -> int | None:
-    """Return the sign of a difference, 0 within its own spread, None where none is known.
+    """Return the sign of a difference, 0 where its 95 % interval holds zero, None for one seed.
 
     Examples:
-        >>> verdict(Spread(2.0, 1.0)), verdict(Spread(-0.5, 1.0)), verdict(Spread(9.0, None))
+        >>> verdict(Spread(2.0, 1.0, 5)), verdict(Spread(2.0, 1.0, 3)), verdict(Spread(9.0, None))
         (1, 0, None)
     """
     if difference is None or difference.sd is None:
         return None
-    if abs(difference.mean) <= difference.sd:
+    if abs(difference.mean) <= half_interval(difference.sd, difference.seeds):
         return 0
     return 1 if difference.mean > 0 else -1
 
@@ -179,7 +179,7 @@ def _best(rows: Sequence[Row]) -> Row:
 def _paired(ours: Row, theirs: Row, measure: str) -> Spread | None:
     a, b = ours.values[measure], theirs.values[measure]
     differences = [a[seed] - b[seed] for seed in a if seed in b]
-    return Spread(*mean_and_spread(differences)) if differences else None
+    return Spread(*mean_and_spread(differences), len(differences)) if differences else None
 
 
 def _ratio(ours: Row, theirs: Row, seeds: Sequence[int]) -> float | None:

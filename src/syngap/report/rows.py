@@ -103,10 +103,11 @@ _LABELS = {
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation over seeds; the latter is None for a single seed."""
+    """Mean and standard deviation over `seeds` of them; the latter is None for a single seed."""
 
     mean: float
     sd: float | None
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Row:
     def spread(self, measure: str) -> Spread | None:
         """Return mean and sd of `measure`, None where no seed has it."""
         values = list(self.values.get(measure, {}).values())
-        return Spread(*mean_and_spread(values)) if values else None
+        return Spread(*mean_and_spread(values), len(values)) if values else None
 
 
 def label(name: str) -> str:
