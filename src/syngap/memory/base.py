@@ -19,7 +19,7 @@ class Memory(ABC):
     """At most `size` samples of a stream.
 
     A step costs O(batch), however large the memory is. Every sample takes one random number, so the
-    way a stream is cut into batches makes no difference to what is kept.
+    way a stream is cut into batches makes no difference to what is kept, unless draws come between.
 
     Args:
         size: how many samples it holds; 0 keeps none.
