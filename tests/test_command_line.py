@@ -627,7 +627,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(
     experiment = {**tiny(), "methods": methods, "stream": stream}
     (here / "tiny.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
     write_arrays(here / "data.npz")
-    code, printed, said = called(capsys, *RUN, "--workers", 1)  # the same worker must live on
+    code, printed, said = called(capsys, *RUN, "--workers", 1)
     assert code == 1
 
     lines = said.splitlines()

@@ -345,12 +345,19 @@ def learning(folder: Path) -> bool:
 
 
 @needs_proc
+@pytest.mark.parametrize("stopped_by", ["Ctrl-C", "a batch system"])
 def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stopped_by: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with started(tmp_path, *LONG) as process:
         until(lambda: learning(tmp_path), process)
-        os.killpg(process.pid, signal.SIGINT)
+        if stopped_by == "Ctrl-C":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            os.kill(process.pid, signal.SIGTERM)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 130
         until(lambda: not members(process.pid), process, seconds=20)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -251,12 +254,29 @@ def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
         return {}
     display = Display(Console(stderr=True), plan.jobs, plan.steps)
     try:
-        with plan.begun(), display:
+        with plan.begun(), _terminated_like_interrupted(), display:
             run_local(plan.jobs, workers or default_workers(plan.jobs), display)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {plan.out}.", err=True)
         raise typer.Exit(130) from None
     return display.failed
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM, which batch systems send, end runs as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _report(runs: Path, *, markdown: bool = False, figure: Path | None = None) -> None:

@@ -121,6 +121,10 @@ class _Worker:
             _keep(self.job, message, message)
             self._start()
             event = Event(self.job, "failed", message=message)
+        else:
+            if event.kind == "failed":  # it may be unfit for more: an error of CUDA stays
+                self.stop()
+                self._start()
         on_event(event)
         return event.kind in ("done", "failed")
 
