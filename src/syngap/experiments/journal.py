@@ -47,7 +47,7 @@ class FolderJournal:
         steps: how many there will be.
         tasks: columns of R.
         checkpoint_seconds: at least so long between checkpoints within a task.
-        fingerprint: of the stream; going on with another one is refused. Nothing is unknown.
+        fingerprint: of the stream; going on with another one is refused. Empty is unknown.
         tell: is told the step and the latest mean accuracy, now and then.
     """
 
@@ -90,7 +90,7 @@ class FolderJournal:
             if saved["metrics_bytes"] > os.fstat(self._metrics.fileno()).st_size:
                 path.unlink()  # what belongs to it is lost
                 continue
-            if saved["fingerprint"] not in ("", self._fingerprint):
+            if len({saved["fingerprint"], self._fingerprint} - {""}) > 1:
                 raise UserError(f"{self._folder}: the data are not those that the run began with")
             self._rows = [(after, row) for after, row in saved["rows"]]
             self._cut(saved["metrics_bytes"])
