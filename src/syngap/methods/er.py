@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from syngap.memory import ClassBalanced, Reservoir
+from syngap.methods.descent import Descent
 from syngap.methods.learner import Learner
-from syngap.methods.method import Method
-from syngap.methods.optimizers import OptimizerName, make_optimizer
-from syngap.options import Count, Natural, NonNegative, Positive, Retention
+from syngap.options import Count, Natural
 from syngap.streams.stream import Batch
 
 __all__ = ["ER", "MemoryName"]
@@ -20,34 +19,27 @@ __all__ = ["ER", "MemoryName"]
 MemoryName: TypeAlias = Literal["reservoir", "balanced"]
 
 
-class ER(Method):
+class ER(Descent):
     """One mean cross-entropy over the arriving batch and a batch drawn from the memory.
 
     Args:
         learner: the network and how it sees samples.
-        lr: learning rate.
-        momentum: of SGD.
-        weight_decay: added to the gradient; with Ballistic, apart from it.
-        optimizer: "sgd", "adam" or "ballistic".
         buffer: samples the memory holds; 0 is none.
         replay: samples drawn from it at each step.
         memory: "reservoir" keeps every sample with equal chance, "balanced" every class alike.
+        **descent: options of `Descent`: lr, momentum, weight_decay, optimizer.
     """
 
     def __init__(
         self,
         learner: Learner,
         *,
-        lr: Positive = 0.1,
-        momentum: Retention = 0.0,
-        weight_decay: NonNegative = 0.0,
-        optimizer: OptimizerName = "sgd",
         buffer: Natural = 2000,
         replay: Count = 64,
         memory: MemoryName = "reservoir",
+        **descent: Any,
     ) -> None:
-        super().__init__(learner)
-        self.optimizer = make_optimizer(learner.parameters(), optimizer, lr, momentum, weight_decay)
+        super().__init__(learner, **descent)
         kind = Reservoir if memory == "reservoir" else ClassBalanced
         self.memory = kind(buffer, generator=learner.generator("memory"), device=learner.device)
         self.replay = replay

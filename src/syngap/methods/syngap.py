@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from syngap import optim
+from syngap.methods.descent import OptimizerName
 from syngap.methods.er import ER
 from syngap.methods.learner import Learner
-from syngap.methods.optimizers import OptimizerName
 from syngap.options import Count, NonNegative, Positive, Proportion, Retention
 from syngap.streams.stream import Batch
 

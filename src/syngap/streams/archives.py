@@ -110,7 +110,7 @@ def _refusing(archive: Path) -> Iterator[None]:
         EOFError,
         gzip.BadGzipFile,
         FileExistsError,  # two members of one name
-        NotImplementedError,  # a compression that zipfile does not know
+        NotImplementedError,  # zipfile's word for a compression that it does not know
         RuntimeError,  # an encrypted member
     )
     try:
