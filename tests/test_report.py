@@ -197,7 +197,10 @@ def test_headline_when_it_wins(tmp_path):
 def test_headline_when_it_is_level(tmp_path):
     ends = {"syngap": [(60, 80), (66, 80), (60, 84)], "er": [(62, 80), (62, 80), (62, 81)]}
     said = headline(rows(experiment(tmp_path, ends)), numbers=False)
-    assert said.startswith("SynGAP forgets about as much as ER. It ends level with ER.")
+    assert said.startswith(
+        "SynGAP forgets not measurably more or less than ER. "
+        "It ends not measurably above or below ER."
+    )
 
 
 def test_headline_when_it_loses_names_the_winner(tmp_path):

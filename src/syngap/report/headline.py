@@ -107,8 +107,8 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
 
 
 _NONE = "No run has finished yet."
-_FORGETS = {-1: "less than", 0: "about as much as", 1: "more than"}
-_ENDS = {1: "more accurate than", 0: "level with", -1: "less accurate than"}
+_FORGETS = {-1: "less than", 0: "not measurably more or less than", 1: "more than"}
+_ENDS = {1: "more accurate than", 0: "not measurably above or below", -1: "less accurate than"}
 
 
 def _differences(found: Sequence[Against], kind: str) -> dict[str, Spread | None]:

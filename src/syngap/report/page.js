@@ -72,8 +72,8 @@
   ].filter(Boolean).join(" · ");
 
   if (data.against.length) {
-    const ends = { 1: "more accurate", 0: "level", "-1": "less accurate", null: "no verdict" };
-    const forgets = { 1: "forgets more", 0: "level", "-1": "forgets less", null: "no verdict" };
+    const ends = { 1: "more accurate", 0: "not told apart", "-1": "less accurate", null: "no verdict" };
+    const forgets = { 1: "forgets more", 0: "not told apart", "-1": "forgets less", null: "no verdict" };
     const table = make(section("against").querySelector(".scroll"), "table", { class: "plain" });
     const head = make(make(table, "thead"), "tr");
     const ours = rows.find((row) => row.name === data.subject).label;
