@@ -208,16 +208,33 @@ def test_broken_images_are_refused_by_name(tmp_path: Path) -> None:
     ):
         path.write_bytes(broken)
         with refused("frame.png"):
-            files.take(torch.tensor([0]))
+            ImageFiles([path], (3, 32, 32)).take(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_images_are_read_once_where_all_of_them_fit(
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{name}.png" for name in ("white", "black")]
+    for path in paths:
+        Image.new("RGB", (4, 4), path.stem).save(path)
+    monkeypatch.setattr("syngap.streams.files.KEPT", 2 * 3 * 4 * 4 - (not keep))
+    files = ImageFiles(paths, (3, 4, 4))
+    taken = files.take(torch.tensor([1, 0]))
+    assert taken.flatten(1).float().mean(1).tolist() == [0, 255]
+    taken.fill_(7)  # a copy: what is kept stays what it was
+    Image.new("RGB", (4, 4), "black").save(paths[0])
+    assert files.take(torch.tensor([0])).float().mean() == (255 if keep else 0)
 
 
 def test_any_kind_of_image_becomes_rgb(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
-    files = ImageFiles([path], (3, 4, 4))
     for mode in ("RGB", "RGBA", "L", "LA", "1"):
         Image.new(mode, (4, 4), "white").save(path)
+        files = ImageFiles([path], (3, 4, 4))
         assert files.take(torch.tensor([0])).float().mean() == 255
     palette = Image.new("P", (4, 4))
     palette.putpalette([255, 0, 0])
     palette.save(path, transparency=b"\x80")
+    files = ImageFiles([path], (3, 4, 4))
     assert files.take(torch.tensor([0]))[0, :, 0, 0].tolist() == [255, 0, 0]

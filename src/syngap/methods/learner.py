@@ -43,6 +43,11 @@ class Learner:
     ) -> None:
         self.device, self.precision = torch.device(device), precision
         self.model = model.to(self.device).train()
+        # Tensor cores read channels last: in the usual order two fifths of a ResNet's time on a GPU
+        # goes into turning tensors around.
+        self._last = self.device.type == "cuda" and all(p.dim() < 5 for p in model.parameters())
+        if self._last:
+            self.model.to(memory_format=torch.channels_last)
         self._prepare, self._seed = prepare, seed
         self._augmentation = seeds.generator(seed, "augmentation", self.device)
 
@@ -80,6 +85,8 @@ class Learner:
         self._augmentation.set_state(state["augmentation"].cpu())
 
     def _forward(self, x: Tensor) -> Tensor:
+        if self._last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         low = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             logits: Tensor = self.model(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +20,13 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 LARGEST = 1 << 26  # pixels: a small file can claim to be an image that fills the memory
+KEPT = 1 << 30  # bytes of read images that stay in memory, all or none of them
 
 
 class ImageFiles:
-    """Images in files, as uint8 (3, height, width), read anew each time.
+    """Images in files, as uint8 (3, height, width), read when they are first asked for.
+
+    Where all of them together are small enough they stay in memory; others are read anew each time.
 
     Args:
         paths: one file a sample.
@@ -43,6 +47,7 @@ class ImageFiles:
         self, paths: Sequence[Path], shape: tuple[int, int, int], *, resize: bool = False
     ) -> None:
         self.paths, self._shape, self._resize = list(paths), shape, resize
+        self._kept: dict[int, Tensor] | None = {} if len(paths) * math.prod(shape) <= KEPT else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,12 +61,20 @@ class ImageFiles:
         """Read the images at `index`."""
         values = torch.empty((len(index), *self._shape), dtype=torch.uint8)
         for row, number in zip(values, index.tolist(), strict=True):
-            row.copy_(torch.from_numpy(self._read(self.paths[number])).permute(2, 0, 1))
+            row.copy_(self._image(number))
         return values
 
     def to(self, device: torch.device) -> ImageFiles:
         """Return themselves: files are near to no device."""
         return self
+
+    def _image(self, number: int) -> Tensor:
+        if self._kept is not None and number in self._kept:
+            return self._kept[number]
+        image = torch.from_numpy(self._read(self.paths[number])).permute(2, 0, 1).contiguous()
+        if self._kept is not None:
+            self._kept[number] = image
+        return image
 
     def _read(self, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         size = (self._shape[2], self._shape[1])
