@@ -47,7 +47,7 @@ class Learner:
         # goes into turning tensors around.
         self._last = self.device.type == "cuda" and all(p.dim() < 5 for p in model.parameters())
         if self._last:
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._prepare, self._seed = prepare, seed
         self._augmentation = seeds.generator(seed, "augmentation", self.device)
 

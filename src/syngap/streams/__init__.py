@@ -60,8 +60,8 @@ def load(name: str, *, seed: int = 0, data: Path | None = None, **given: Any) ->
 
     Examples:
         >>> stream = load("digits", batch=10)
-        >>> stream.tasks, stream.classes, stream[0].x.shape
-        (5, 10, torch.Size([10, 1, 8, 8]))
+        >>> stream.tasks, stream.classes, stream[0].x.shape[1:]
+        (5, 10, torch.Size([1, 8, 8]))
     """
     source: Callable[..., Tasks] = registry.get(name)
     complete = checked(given, options(name), "stream")

@@ -43,11 +43,16 @@ class Stream:
         tasks: samples, labels and the task of each.
         seed: of the order of samples.
         epochs: passes over each task before the next begins; 1 is the online setting.
-        batch: samples that arrive together; the last of a pass may be fewer.
+        batch: samples that arrive together, at most.
+        remainder: what is done where a pass is not a whole number of batches: "even" makes all its
+            batches alike, give or take one sample; "short" fills all but the last, which is what
+            data loaders do, and leaves a few noisy samples for the step before an evaluation.
         blur: share of a task's samples that arrive during its neighbours instead, half in each.
         order: "shuffled" within the task, or "frames" as they were stored (video).
         augment: shift and mirror images while training, where the data set allows it.
         first: learn only so many tasks and test on those; None is all.
+        validation: share of the training samples of every class that is kept out of training and
+            tested on in place of the test samples; for choosing hyper-parameters.
 
     Examples:
         >>> from syngap.streams.arrays import arrays
@@ -66,19 +71,22 @@ class Stream:
         *,
         epochs: Count = 1,
         batch: Count = 10,
+        remainder: Literal["even", "short"] = "even",
         blur: Share = 0.0,
         order: Literal["shuffled", "frames"] = "shuffled",
         augment: bool = True,
         first: Count | None = None,
+        validation: Share = 0.0,
     ) -> None:
         tasks = tasks.first(first) if first else tasks
+        tasks = tasks.validated(validation) if validation else tasks
         self.classes, self.shape, self.tasks = tasks.classes, tasks.train.samples.shape, tasks.count
         self.test: Split = tasks.test
         self.class_task = _class_task(tasks)
         pad = self.shape[-1] // 8 if len(self.shape) == 3 else 0
         self.transform = Transform(tasks.pixels, augment and tasks.augments, pad=pad)
         self._train, self._seed, self._batch = tasks.train, seed, batch
-        self._epochs, self._order = epochs, order
+        self._epochs, self._order, self._even = epochs, order, remainder == "even"
         self._device = torch.device("cpu")
         if epochs * tasks.count > _PASSES:
             raise UserError(f"stream.epochs: got {epochs}, which is too many to plan")
@@ -101,8 +109,12 @@ class Stream:
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of a stream of {len(self)}")
         number = bisect_right(self._starts, step) - 1
-        offset = (step - self._starts[number]) * self._batch
-        index = self._pass_order(number)[offset : offset + self._batch]
+        members, place = self._pass_order(number), step - self._starts[number]
+        if self._even:
+            count, steps = len(members), self._starts[number + 1] - self._starts[number]
+            index = members[place * count // steps : (place + 1) * count // steps]
+        else:
+            index = members[place * self._batch : (place + 1) * self._batch]
         x, y = self._train.samples.take(index), self._train.labels[index]
         return Batch(x.to(self._device), y.to(self._device))
 
@@ -115,7 +127,7 @@ class Stream:
 
     def fingerprint(self) -> str:
         """Return what tells this stream from one of other data or another length."""
-        digest = hashlib.sha256(repr((self.shape, self.classes, self._starts)).encode())
+        digest = hashlib.sha256(repr((self.shape, self.classes, self._starts, self._even)).encode())
         for split in (self._train, self.test):
             digest.update(split.labels.numpy().tobytes())
             digest.update(split.task.numpy().tobytes())

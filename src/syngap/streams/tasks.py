@@ -121,7 +121,11 @@ class Split:
 
     def first(self, tasks: int) -> Split:
         """Return the samples of the first `tasks` tasks."""
-        index = (self.task < tasks).nonzero().flatten()
+        return self.only(self.task < tasks)
+
+    def only(self, these: Tensor) -> Split:
+        """Return the samples that `these`, a bool for each, names."""
+        index = these.nonzero().flatten()
         return Split(Selected(self.samples, index), self.labels[index], self.task[index])
 
 
@@ -180,6 +184,33 @@ class Tasks:
         if tasks > self.count:
             raise UserError(f"stream.first: got {tasks}, but there are {self.count} tasks")
         return replace(self, train=self.train.first(tasks), test=self.test.first(tasks))
+
+    def validated(self, share: float) -> Tasks:
+        """Return the same with `share` of the training samples in place of the test samples.
+
+        They are the last of every class in every task, in the order they are stored and rounded to
+        at least one: the same whatever the seed, and neighbouring frames of a video stay together.
+        What was to be tested on is not touched.
+
+        Examples:
+            >>> labels, task = torch.tensor([0, 1, 0, 1, 0, 0]), torch.zeros(6, dtype=torch.long)
+            >>> split = Split(InMemory(torch.arange(6)), labels, task)
+            >>> half = Tasks(split, split, classes=2).validated(0.5)
+            >>> half.train.samples.take(torch.arange(3)), half.test.samples.take(torch.arange(3))
+            (tensor([0, 1, 2]), tensor([3, 4, 5]))
+        """
+        kept = torch.zeros(len(self.train.task), dtype=torch.bool)
+        pairs = torch.stack([self.train.task, self.train.labels], dim=1)
+        for pair in torch.unique(pairs, dim=0):
+            members = (pairs == pair).all(dim=1).nonzero().flatten()
+            count = max(round(len(members) * share), 1)
+            if count == len(members):
+                raise UserError(
+                    f"stream.validation: {share} would leave nothing to learn from of class "
+                    f"{pair[1]} in task {pair[0] + 1}, which has {count} training samples"
+                )
+            kept[members[-count:]] = True
+        return replace(self, train=self.train.only(~kept), test=self.train.only(kept))
 
 
 def by_class(labels: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
