@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from tiny import TINY, called, results, run_inline, tiny, written
+from tiny import TINY, called, job, results, run_inline, tiny, written
 
 from syngap import methods, models, registry, streams
 from syngap.errors import UserError
@@ -26,6 +27,7 @@ from syngap.experiments.config import (
     shipped,
     with_settings,
 )
+from syngap.experiments.plan import is_done
 from syngap.options import signature
 
 
@@ -146,6 +148,51 @@ def test_an_experiment_can_be_run_from_what_it_left(
     assert (tmp_path / "again/experiment.yaml").read_bytes() == left.read_bytes()
 
 
+def test_an_option_that_came_later_than_a_run_is_at_its_default_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    command = ["run", written(tmp_path), "--methods", "er", "--out", tmp_path / "out"]
+    assert called(capsys, *command)[0] == 0
+    left = [tmp_path / "out/er-0/config.yaml", tmp_path / "out/experiment.yaml"]
+    for path in left:
+        mapping = yaml.safe_load(path.read_text())
+        method = mapping["method"] if "method" in mapping else mapping["methods"]["er"]
+        del mapping["stream"]["validation"], mapping["training"]["threads"], method["memory"]
+        path.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    code, _, said = called(capsys, *command, "--resume")
+    assert (code, said.partition(",")[0]) == (0, "1 of 1 runs are there already")
+    for setting in ("stream.validation=0.1", "training.threads=2", "methods.er.memory=balanced"):
+        code, _, said = called(capsys, *command, "--resume", "--set", setting)
+        assert code == 2
+        assert "there and is" in said
+
+
+def test_an_option_without_a_default_that_a_run_lacks_is_missed(tmp_path: Path) -> None:
+    """Whatever it was, it cannot be told from what is asked for now."""
+    here = job(tmp_path, "stream={name: npz, path: data.npz, tasks: 2}")
+    mapping = copy.deepcopy(here.config)
+    del mapping["stream"]["path"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(mapping))
+    with pytest.raises(UserError, match=r"stream\.path was null there"):
+        is_done(here)
+
+
+@pytest.mark.parametrize(("ran_on", "device"), [("cpu", "cpu"), ("NVIDIA H200", "cuda")])
+def test_the_device_of_a_run_that_said_auto_is_the_one_it_ran_on(
+    ran_on: str, device: str, tmp_path: Path
+) -> None:
+    here = job(tmp_path, f"training.device={device}")
+    before = {**here.config, "training": {**here.config["training"], "device": "auto"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
+    (tmp_path / "environment.json").write_text(json.dumps({"device": ran_on}))
+    (tmp_path / "status.json").write_text(json.dumps({"state": "done"}))
+    assert is_done(here)
+    other = {"cpu": "cuda", "cuda": "cpu"}[device]
+    with pytest.raises(UserError, match=f'device was "{device}" there and is "{other}" now'):
+        is_done(job(tmp_path, f"training.device={other}"))
+
+
 # Settings -----------------------------------------------------------------------------------------
 
 
@@ -220,6 +267,7 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
 WORDS = st.sampled_from(
     [
         *("name", "stream", "model", "training", "methods", "seeds", "method", "digits", "mlp"),
+        *("search", "trials", "spaces", "log", "uniform", "choose"),
         *("er", "sgd", "syngap", "lr", "buffer", "batch", "hidden", "device", "first", "tiny"),
     ]
 )

@@ -33,6 +33,7 @@ _NEEDED = (
     "pooch",
 )
 _EXTRAS = {
+    "tune": ("optuna", "to choose hyper-parameters: syngap tune"),
     "dev": ("pytest", "to run the tests and checks of a checkout"),
     "docs": ("mkdocs-material", "to build the documentation"),
     "bench": ("backpack-for-pytorch", "to compare speed with other packages"),

@@ -8,13 +8,13 @@
     seeds: [0, 1, 2]
 
 A key of `methods` names a row of the table and is the method's name, unless `method` says another.
+What `search` may hold is in search.py; runs do not depend on it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +23,25 @@ import yaml
 
 from syngap import methods, models, streams
 from syngap.errors import UserError, nearest
+from syngap.experiments.given import (
+    mapping_of,
+    method_of,
+    name_of,
+    options_of,
+    part_of,
+    seeds_in,
+    seeds_of,
+)
+from syngap.experiments.search import Search
 from syngap.methods.learner import Precision
-from syngap.options import Count, Natural, NonNegative, checked, named, shown, signature
+from syngap.options import Count, Natural, NonNegative, checked, defaults, named, shown, signature
+from syngap.streams import Stream
 
 __all__ = [
     "FORMAT",
     "Experiment",
     "Training",
+    "completed",
     "parsed",
     "read",
     "seeds_of",
@@ -38,8 +50,7 @@ __all__ = [
 ]
 
 FORMAT = 1
-_KEYS = ("name", "stream", "model", "training", "methods", "seeds")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_KEYS = ("name", "stream", "model", "training", "methods", "seeds", "search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +83,12 @@ class Experiment:
     training: dict[str, Any]
     methods: dict[str, dict[str, Any]]
     seeds: list[int] = field(default_factory=lambda: [0])
+    search: Search | None = None
 
     @classmethod
     def from_mapping(cls, given: Any) -> Experiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
-        given = _mapping(given, "the configuration")
+        given = mapping_of(given, "the configuration")
         for key in given:
             if key not in _KEYS:
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
@@ -84,22 +96,33 @@ class Experiment:
         for key in ("stream", "model", "methods"):
             if not given.get(key):
                 raise UserError(f"{key}: missing")
-        rows = _mapping(given["methods"], "methods")
-        return cls(
-            name=_name(given.get("name", "experiment"), "name"),
-            stream=_named(given["stream"], "stream", streams.registry.names(), streams.options),
-            model=_named(
+        rows = mapping_of(given["methods"], "methods")
+        experiment = cls(
+            name=name_of(given.get("name", "experiment"), "name"),
+            stream=part_of(given["stream"], "stream", streams.registry.names(), streams.options),
+            model=part_of(
                 given["model"],
                 "model",
                 models.registry.names(),
                 lambda name: signature(models.registry.get(name)),
             ),
             training=checked(
-                _options(given.get("training"), "training"), signature(Training), "training"
+                options_of(given.get("training"), "training"), signature(Training), "training"
             ),
-            methods={_name(row, "methods"): _method(row, options) for row, options in rows.items()},
-            seeds=_seeds(given.get("seeds", [0])),
+            methods={
+                name_of(row, "methods"): method_of(row, options) for row, options in rows.items()
+            },
+            seeds=seeds_in(given.get("seeds", [0])),
         )
+        if given.get("search") is None:
+            return experiment
+        search = Search.from_mapping(
+            mapping_of(given["search"], "search"),
+            stream=experiment.stream,
+            methods=experiment.methods,
+            seeds=experiment.seeds,
+        )
+        return replace(experiment, search=search)
 
     def select(self, rows: Sequence[str] | None, seeds: Sequence[int] | None) -> Experiment:
         """Return the part of the experiment with these rows and seeds; None is all."""
@@ -112,13 +135,11 @@ class Experiment:
                     hint = f" row; --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
-        return Experiment(
-            self.name,
-            self.stream,
-            self.model,
-            self.training,
-            chosen,
-            list(seeds) if seeds is not None else self.seeds,
+        return replace(
+            self,
+            methods=chosen,
+            seeds=list(seeds) if seeds is not None else self.seeds,
+            search=self.search.of(chosen) if self.search else None,
         )
 
     def as_mapping(self) -> dict[str, Any]:
@@ -127,7 +148,7 @@ class Experiment:
             row: {"method": options["name"], **{k: v for k, v in options.items() if k != "name"}}
             for row, options in self.methods.items()
         }
-        return {
+        mapping = {
             "name": self.name,
             "stream": self.stream,
             "model": self.model,
@@ -135,6 +156,7 @@ class Experiment:
             "methods": rows,
             "seeds": self.seeds,
         }
+        return {**mapping, "search": self.search.as_mapping()} if self.search else mapping
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the configuration of every run, rows within seeds.
@@ -157,6 +179,28 @@ class Experiment:
         ]
 
 
+def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration `run` with the options that came later than it, at their defaults.
+
+    So a new option, whose default leaves everything as it was, makes no earlier run useless.
+
+    Args:
+        run: what a run's folder says.
+        like: what this version would write for the same stream, model and method.
+    """
+    added = {
+        "stream": defaults(streams.registry.get(like["stream"]["name"])) | defaults(Stream),
+        "model": defaults(models.registry.get(like["model"]["name"])),
+        "training": defaults(Training),
+        "method": defaults(methods.registry.get(like["method"]["name"])),
+    }
+    complete = dict(run)
+    for part, options in added.items():
+        if isinstance(run.get(part), dict):
+            complete[part] = {**options, **run[part]}
+    return complete
+
+
 def read(name_or_file: str) -> dict[str, Any]:
     """Return the raw configuration from a YAML file, or of an experiment that ships."""
     path = Path(name_or_file)
@@ -174,7 +218,7 @@ def read(name_or_file: str) -> dict[str, Any]:
             f"; there are {', '.join(shipped())}, or give a .yaml file"
         )
         raise UserError(f"unknown experiment {shown(name_or_file)}{hint}")
-    return _mapping(parsed(text, str(path)), str(path))
+    return mapping_of(parsed(text, str(path)), str(path))
 
 
 def shipped() -> list[str]:
@@ -203,11 +247,11 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
             inner = place.get(key)
             if depth == 0 and key in ("stream", "model") and isinstance(inner, str):
                 inner = {"name": inner}
-            place[key] = dict(_options(inner, named(".".join(parents[: depth + 1]))))
+            place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
         place[last] = parsed(text, f"--set {named(path)}")
     if "methods" in changed:
-        _check_rows(_mapping(changed["methods"], "methods"), given.get("methods"))
+        _check_rows(mapping_of(changed["methods"], "methods"), given.get("methods"))
     return changed
 
 
@@ -245,83 +289,6 @@ class _Strict(yaml.SafeLoader):
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return node
-
-
-def _named(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:
-    given = {"name": given} if isinstance(given, str) else dict(_mapping(given, path))
-    name = given.pop("name", None)
-    if not isinstance(name, str) or not name.isprintable():
-        raise UserError(f"{path}.name: got {shown(name)}, expected one of {', '.join(names)}")
-    try:
-        allowed = options(name)
-    except UserError as error:
-        raise UserError(f"{path}.name: {error}") from error
-    return {"name": name, **checked(given, allowed, path)}
-
-
-def _method(row: Any, given: Any) -> dict[str, Any]:
-    given = dict(_options(given, f"methods.{row}"))
-    name = given.pop("method", row)
-    if not isinstance(name, str) or not name.isprintable():
-        raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
-    try:
-        method = methods.registry.get(name)
-    except UserError as error:
-        raise UserError(f"methods.{row}: {error}") from error
-    return {"name": name, **checked(given, signature(method), f"methods.{row}")}
-
-
-def _seeds(given: Any) -> list[int]:
-    if isinstance(given, str):
-        return seeds_of(given)
-    given = [given] if isinstance(given, int) else given
-    right = (
-        isinstance(given, list)
-        and given
-        and all(
-            isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in given
-        )
-    )
-    if not right or len(set(given)) != len(given):
-        raise UserError(
-            f"seeds: got {shown(given)}, expected different whole numbers ≥ 0, such as [0, 1, 2]"
-        )
-    return list(given)
-
-
-def seeds_of(text: str) -> list[int]:
-    """Return the seeds that "0..4" or "0,3,7" means.
-
-    Examples:
-        >>> seeds_of("0..4"), seeds_of("3")
-        ([0, 1, 2, 3, 4], [3])
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if last < first or last - first >= 10_000:
-            raise UserError(f"seeds: got {shown(text)}, expected numbers such as 0..4 or 0,1,2")
-        seeds += range(first, last + 1)
-    return _seeds(seeds)
-
-
-def _options(given: Any, path: str) -> dict[str, Any]:
-    return {} if given is None else _mapping(given, path)
-
-
-def _mapping(given: Any, path: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: got {shown(given)}, expected names with values")
-    return given
-
-
-def _name(given: Any, path: str) -> str:
-    if not isinstance(given, str) or not _NAME.fullmatch(given) or len(given) > 100:
-        raise UserError(
-            f"{path}: got {shown(given)}, expected a name of letters, digits and _ . + -"
-        )
-    return given
 
 
 def _reason(error: Exception) -> str:

@@ -35,24 +35,42 @@ class Event:
     message: str = ""
 
 
-def run_local(jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None]) -> None:
-    """Do `jobs` in `workers` processes at a time.
+def run_local(
+    jobs: Sequence[Job],
+    workers: int,
+    on_event: Callable[[Event], None],
+    following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+) -> None:
+    """Do `jobs` in `workers` processes at a time, and those that come of them.
 
     A run that raises, or whose process dies, is reported and leaves the others alone. Whatever
     interrupts the caller ends the processes at once: their folders are whole at any instant.
+
+    Args:
+        jobs: to begin with.
+        workers: how many at a time.
+        on_event: is told what happens.
+        following: from the end of a run to the runs that it is followed by, after those waiting.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(jobs))
     pool: list[_Worker] = []
     try:
-        for _ in range(min(workers, len(jobs))):
-            pool.append(_Worker(context))
-            pool[-1].give(waiting, on_event)
-        while busy := [worker for worker in pool if worker.job]:
+        while True:
+            free = [worker for worker in pool if not worker.job]
+            while waiting and (free or len(pool) < workers):
+                if not free:
+                    pool.append(_Worker(context))
+                    free.append(pool[-1])
+                free.pop().give(waiting, on_event)
+            busy = [worker for worker in pool if worker.job]
+            if not busy:
+                return
             ready = wait([worker.connection for worker in busy])
             for worker in busy:
-                if worker.connection in ready and worker.listen(on_event):
-                    worker.give(waiting, on_event)
+                if worker.connection in ready and (ended := worker.listen(on_event)):
+                    worker.job = None
+                    waiting[:0] = reversed(following(ended))
     finally:
         for worker in pool:
             worker.stop()
@@ -107,8 +125,8 @@ class _Worker:
                 self.connection.send(self.job)
             on_event(Event(self.job, "begun"))
 
-    def listen(self, on_event: Callable[[Event], None]) -> bool:
-        """Pass on what the process says; return whether its run has ended."""
+    def listen(self, on_event: Callable[[Event], None]) -> Event | None:
+        """Pass on what the process says, and return it where its run has ended."""
         assert self.job
         try:
             event: Event = self.connection.recv()
@@ -126,7 +144,7 @@ class _Worker:
                 self.stop()
                 self._start()
         on_event(event)
-        return event.kind in ("done", "failed")
+        return event if event.kind in ("done", "failed") else None
 
     def stop(self) -> None:
         self._process.kill()

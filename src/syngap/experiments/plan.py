@@ -7,21 +7,21 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 
 from syngap.errors import UserError
-from syngap.experiments.config import Experiment
+from syngap.experiments.config import Experiment, completed
 from syngap.experiments.environment import chosen_device
 from syngap.experiments.files import alone_in, strays, write_yaml
-from syngap.experiments.folder import read_status, read_yaml
+from syngap.experiments.folder import read_environment, read_status, read_yaml
 from syngap.experiments.run import Job, beginning, stream_of
 from syngap.options import shown
 
-__all__ = ["Plan", "is_done", "make_plan"]
+__all__ = ["Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 
 IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
 
@@ -83,12 +83,8 @@ def make_plan(
         if_there: what to do with earlier runs in `out`: refuse to begin, go on with them, or
             remove them first.
     """
-    device = chosen_device(experiment.training["device"])
-    jobs = []
-    for run in experiment.runs():
-        # What "auto" stands for here: going on elsewhere would give other numbers.
-        config = {**run, "training": {**run["training"], "device": device.type}}
-        jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
+    experiment = replace(experiment, search=None)  # no run depends on it
+    jobs = jobs_of(experiment, out, data)
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
     steps = _check_buildable(jobs)
@@ -100,10 +96,22 @@ def make_plan(
     return Plan(merged, out, [job for job in jobs if job not in done], done, steps, [])
 
 
+def jobs_of(experiment: Experiment, out: Path, data: Path | None) -> list[Job]:
+    """Return every run of the experiment, on the device that is chosen here."""
+    device = chosen_device(experiment.training["device"])
+    jobs = []
+    for run in experiment.runs():
+        # What "auto" stands for here: going on elsewhere would give other numbers.
+        config = {**run, "training": {**run["training"], "device": device.type}}
+        jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
+    return jobs
+
+
 def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:
     """Return what experiment.yaml in `out` says, None where nothing is there yet."""
     try:
-        inside = sorted(path.name for path in {*out.iterdir()} - {*strays(out)})
+        found = {*out.iterdir()} - {*strays(out), out / "landscapes"}
+        inside = sorted(path.name for path in found)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
@@ -157,11 +165,23 @@ def is_done(job: Job) -> bool:
     path = job.folder / "config.yaml"
     if not path.is_file():
         return False
-    _check_equal(path, read_yaml(path), job.config)
+    check_equal(path, _begun_with(job), job.config)
     return read_status(job.folder).get("state") == "done"
 
 
-def _check_equal(path: Path, before: Any, now: Any) -> None:
+def _begun_with(job: Job) -> dict[str, Any]:
+    """Return what config.yaml says, as this version would have written it."""
+    before = completed(read_yaml(job.folder / "config.yaml"), job.config)
+    training, now = before.get("training"), job.config["training"]
+    if isinstance(training, dict) and training["device"] == "auto" != now["device"]:
+        # The first runs did not say what it stood for; what they ran on, they did.
+        on = "cpu" if read_environment(job.folder).get("device") == "cpu" else "cuda"
+        before["training"] = {**training, "device": on}
+    return before
+
+
+def check_equal(path: Path, before: Any, now: Any) -> None:
+    """Refuse to go on where what `path` says is not what is asked for now."""
     before, now = json.loads(json.dumps([before, now]))  # lists and tuples are the same in a file
     if before != now:
         raise UserError(f"{path}: {_difference(before, now)}; give another --out, or --fresh")
@@ -192,7 +212,7 @@ def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Exper
     for mapping in (was, now):
         mapping["methods"] = {row: mapping["methods"][row] for row in shared}
         del mapping["seeds"]
-    _check_equal(path, was, now)
+    check_equal(path, was, now)
     return Experiment(
         experiment.name,
         experiment.stream,
