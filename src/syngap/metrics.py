@@ -27,6 +27,7 @@ __all__ = [
     "forgetting",
     "forward_transfer",
     "half_interval",
+    "half_prediction",
     "intransigence",
     "mean_and_spread",
     "recency",
@@ -385,10 +386,35 @@ def half_interval(sd: float, count: int) -> float:
         >>> round(half_interval(1.0, 3), 2), round(half_interval(1.0, 5), 2)
         (2.48, 1.24)
     """
+    return _t_975(count) * sd / math.sqrt(count)
+
+
+def half_prediction(sd: float, count: int, new: int = 1) -> float:
+    """Return half the width of the 95 % interval in which the mean of new values is expected.
+
+        t(0.975, n - 1) · sd · sqrt(1 / n + 1 / m)
+
+    It is wider than `half_interval`, since new values scatter themselves: about their mean, of
+    which the n known ones are an estimate.
+
+    Args:
+        sd: the sample standard deviation of the known values.
+        count: n, how many they are, at least two.
+        new: m, how many new ones the mean is taken of.
+
+    Examples:
+        >>> round(half_prediction(1.0, 5), 2), round(half_prediction(1.0, 5, new=5), 2)
+        (3.04, 1.76)
+    """
+    if new < 1:
+        raise ValueError(f"the mean of new values needs at least one, got {new}")
+    return _t_975(count) * sd * math.sqrt(1 / count + 1 / new)
+
+
+def _t_975(count: int) -> float:
     if count < 2:
         raise ValueError(f"an interval needs at least two values, got {count}")
-    quantile = _T_975[count - 2] if count - 2 < len(_T_975) else 1.96
-    return quantile * sd / math.sqrt(count)
+    return _T_975[count - 2] if count - 2 < len(_T_975) else 1.96
 
 
 _T_975 = (  # for 1, 2, ... degrees of freedom

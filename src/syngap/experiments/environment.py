@@ -6,7 +6,9 @@ import os
 import platform
 import shlex
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ import torch
 import syngap
 from syngap.errors import UserError
 
-__all__ = ["chosen_device", "environment", "processor"]
+__all__ = ["chosen_device", "environment", "now", "portable", "processor"]
+
+_FOLDERS = {"--data": "DATA", "--out": "OUT"}
 
 
 def chosen_device(name: str) -> torch.device:
@@ -32,13 +36,47 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "syngap": syngap.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a class of its own that YAML does not know
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "command": shlex.join(["syngap", *sys.argv[1:]]),
+        "command": shlex.join(portable(["syngap", *sys.argv[1:]])),
+        "started": now(),
     }
+
+
+def now() -> str:
+    """Return the time, to the second, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def portable(command: Sequence[str]) -> list[str]:
+    """Return a command without the folders of this machine, so that it can be published.
+
+    What --data and --out name becomes DATA and OUT; of other absolute paths the last name stays.
+
+    Examples:
+        >>> portable(["syngap", "run", "/a/mine.yaml", "--data", "../b", "--out=/c/d"])
+        ['syngap', 'run', 'mine.yaml', '--data', 'DATA', '--out=OUT']
+        >>> portable(["syngap", "run", "digits", "--set", "stream.path=/a/images"])
+        ['syngap', 'run', 'digits', '--set', 'stream.path=images']
+    """
+    words: list[str] = []
+    for word in command:
+        option, equals, value = word.rpartition("=")
+        if words and words[-1] in _FOLDERS:
+            words.append(_FOLDERS[words[-1]])
+        else:
+            words.append(option + equals + _FOLDERS.get(option, _last_name(value)))
+    return words
+
+
+def _last_name(text: str) -> str:
+    for path in (PurePosixPath(text), PureWindowsPath(text)):
+        if path.is_absolute():
+            return path.name
+    return text
 
 
 def processor() -> str:

@@ -25,7 +25,16 @@ import yaml
 from syngap.errors import UserError
 from syngap.metrics import Evaluation
 
-__all__ = ["Run", "csv_of", "evaluation_of", "read_run", "read_runs", "read_status", "read_yaml"]
+__all__ = [
+    "Run",
+    "csv_of",
+    "evaluation_of",
+    "read_environment",
+    "read_run",
+    "read_runs",
+    "read_status",
+    "read_yaml",
+]
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,8 @@ def read_runs(directory: Path) -> list[Run]:
     if not plan.is_file():
         raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
     rows = list(read_yaml(plan).get("methods", ()))
-    runs = [read_run(config.parent) for config in sorted(directory.glob("*/config.yaml"))]
+    found = [config.parent for config in sorted(directory.glob("*/config.yaml"))]
+    runs = [read_run(path) for path in found if not _landscape(path)]
     if not runs:
         raise UserError(f"{directory}: no run has begun there")
     place = {row: number for number, row in enumerate(rows)}
@@ -103,7 +113,7 @@ def read_run(path: Path) -> Run:
         path=path,
         config=config,
         status=read_status(path),
-        environment=_json(path / "environment.json"),
+        environment=read_environment(path),
         accuracy=_matrix(path / "accuracy.csv"),
         initial=initial,
         record=record,
@@ -111,9 +121,19 @@ def read_run(path: Path) -> Run:
     )
 
 
+def _landscape(path: Path) -> bool:
+    """Return whether a folder holds what `syngap landscape` wrote, and no run."""
+    return (path / "landscape.json").is_file() and not (path / "status.json").is_file()
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """Return the state of the run in `path`; nothing where it has not begun."""
     return _json(path / "status.json")
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """Return what the run in `path` ran on."""
+    return _json(path / "environment.json")
 
 
 def csv_of(rows: Iterable[tuple[int, Sequence[float]]], tasks: int) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from syngap.errors import UserError
+from syngap.experiments.environment import now
 from syngap.experiments.files import strays, write, write_json
 from syngap.experiments.folder import csv_of
 from syngap.metrics import Evaluation
@@ -145,7 +146,7 @@ class FolderJournal:
             for name, value in model.state_dict().items()
         }
         write(self._checkpoints / "weights.safetensors", safetensors.torch.save(weights))
-        self._status("done", {"step": self._steps, "seconds": self._seconds})
+        self._status("done", {"step": self._steps, "seconds": self._seconds}, ended=now())
         for save in self._saves():
             save.unlink()
 
@@ -159,7 +160,7 @@ class FolderJournal:
     def _write_accuracy(self) -> None:
         write(self._folder / "accuracy.csv", csv_of(self._rows, self._tasks).encode())
 
-    def _status(self, state: str, progress: Mapping[str, Any]) -> None:
+    def _status(self, state: str, progress: Mapping[str, Any], **more: str) -> None:
         self._seconds = progress["seconds"]
         write_json(
             self._folder / "status.json",
@@ -168,5 +169,6 @@ class FolderJournal:
                 "step": progress["step"],
                 "steps": self._steps,
                 "seconds": round(progress["seconds"], 3),
+                **more,
             },
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syngap.metrics import half_interval, mean_and_spread
+from syngap.metrics import mean_and_spread
+from syngap.report.differences import half, paired
 from syngap.report.rows import Row, Spread
 
 __all__ = ["Against", "against", "headline", "rivals", "subject"]
@@ -53,8 +54,8 @@ def against(ours: Row, theirs: Row) -> Against:
     return Against(
         rival=theirs.label,
         seeds=len(shared),
-        accuracy=_paired(ours, theirs, "ACC"),
-        forgetting=_paired(ours, theirs, "FM"),
+        accuracy=paired(ours, theirs, "ACC"),
+        forgetting=paired(ours, theirs, "FM"),
         time=_ratio(ours, theirs, shared),
     )
 
@@ -66,9 +67,10 @@ def verdict(difference: Spread | None) -> int | None:
         >>> verdict(Spread(2.0, 1.0, 5)), verdict(Spread(2.0, 1.0, 3)), verdict(Spread(9.0, None))
         (1, 0, None)
     """
-    if difference is None or difference.sd is None:
+    width = None if difference is None else half(difference)
+    if difference is None or width is None:
         return None
-    if abs(difference.mean) <= half_interval(difference.sd, difference.seeds):
+    if abs(difference.mean) <= width:
         return 0
     return 1 if difference.mean > 0 else -1
 
@@ -95,13 +97,20 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
     found = [against(ours, row) for row in theirs]
     decided = [a for a in found if verdict(a.accuracy) is not None]
     if not decided:
-        stand = [f"{row.label} ends at {_number(row.spread('ACC'))} %" for row in (ours, *theirs)]
+        stand = [
+            f"{_spoken(row.label)} ends at {_number(row.spread('ACC'))} %"
+            for row in (ours, *theirs)
+        ]
         return f"Too few seeds for a verdict: {_listed(stand)}. {_cost(found)}".strip()
     sentences = [
         _sentence(f"{ours.label} forgets ", _FORGETS, _differences(decided, "forgetting"), numbers),
         _sentence("It ends ", _ENDS, _differences(decided, "accuracy"), numbers),
         _cost(found),
-        *(f"Too few shared seeds to compare it with {a.rival}." for a in found if a not in decided),
+        *(
+            f"Too few shared seeds to compare it with {_spoken(a.rival)}."
+            for a in found
+            if a not in decided
+        ),
     ]
     return " ".join(filter(None, sentences))
 
@@ -120,22 +129,35 @@ def _sentence(
 ) -> str:
     """Return one sentence that names every rival after the words for its verdict."""
     parts = []
-    unit = " points"  # said once
+    unit = " points, 95 %"  # said once
     for sign, phrase in words.items():
         names = []
         for rival, difference in differences.items():
-            if verdict(difference) == sign:
-                names.append(f"{rival} ({_number(difference, '+')}{unit})" if numbers else rival)
+            if difference and verdict(difference) == sign:
+                wide = Spread(difference.mean, half(difference))
+                names.append(_spoken(rival, f"{_number(wide, '+')}{unit}" if numbers else ""))
                 unit = ""
         if names:
             parts.append(f"{phrase} {_listed(names)}")
     return f"{begins}{_listed(parts, last=', and ')}." if parts else ""
 
 
+def _spoken(label: str, more: str = "") -> str:
+    """Return a label as it can stand in a list, whose commas it must not add to.
+
+    Examples:
+        >>> _spoken("ER"), _spoken("ER, lr 0.1"), _spoken("ER, lr 0.1", "+3.0 ± 1.2")
+        ('ER', 'ER (lr 0.1)', 'ER (lr 0.1; +3.0 ± 1.2)')
+    """
+    method, _, options = label.partition(", ")
+    inside = "; ".join(filter(None, [options, more]))
+    return f"{method} ({inside})" if inside else method
+
+
 def _cost(found: Sequence[Against]) -> str:
     known = [(a.rival, a.time) for a in found if a.time is not None]
     times = [(rival, f"{time:.1f}" if time < 9.95 else f"{time:.0f}") for rival, time in known]
-    parts = [f"{time}\N{NO-BREAK SPACE}× that of {rival}" for rival, time in times]
+    parts = [f"{time}\N{NO-BREAK SPACE}× that of {_spoken(rival)}" for rival, time in times]
     return f"Its training time is {_listed(parts)}." if parts else ""
 
 
@@ -174,12 +196,6 @@ def _find(rows: Sequence[Row], method: str) -> Row | None:
 
 def _best(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: mean_and_spread(list(row.values["ACC"].values()))[0])
-
-
-def _paired(ours: Row, theirs: Row, measure: str) -> Spread | None:
-    a, b = ours.values[measure], theirs.values[measure]
-    differences = [a[seed] - b[seed] for seed in a if seed in b]
-    return Spread(*mean_and_spread(differences), len(differences)) if differences else None
 
 
 def _ratio(ours: Row, theirs: Row, seeds: Sequence[int]) -> float | None:

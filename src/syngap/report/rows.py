@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from syngap.errors import UserError
 from syngap.experiments.folder import Run
 from syngap.metrics import mean_and_spread, reference_of, summarise
+from syngap.report.labels import labels
 
-__all__ = ["MEASURES", "Measure", "Row", "Spread", "Unfinished", "label", "missing", "rows"]
+__all__ = ["MEASURES", "Measure", "Row", "Spread", "Unfinished", "missing", "rows"]
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,6 @@ MEASURES = {
     )
 }
 
-_LABELS = {
-    "adam": "Adam",
-    "ballistic": "Ballistic",
-    "derpp": "DER++",
-    "er": "ER",
-    "er_ace": "ER-ACE",
-    "ewcpp": "EWC++",
-    "joint": "Joint",
-    "sgd": "SGD",
-    "sgdm": "SGDM",
-    "syngap": "SynGAP",
-    "syngap_no_buffer": "SynGAP, alone",
-}
-
 
 class Spread(NamedTuple):
     """Mean and standard deviation over `seeds` of them; the latter is None for a single seed."""
@@ -114,12 +101,12 @@ class Spread(NamedTuple):
 class Unfinished:
     """A run whose numbers are in no mean, and why."""
 
-    row: str
+    label: str
     seed: int
     why: str
 
     def __str__(self) -> str:
-        return f"{label(self.row)}, seed {self.seed}: {self.why}"
+        return f"{self.label}, seed {self.seed}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -128,22 +115,26 @@ class Row:
 
     Args:
         name: the row's name in the experiment.
-        method: the method's own name.
+        label: the name for people.
+        experiment: the experiment's name.
+        options: of the method, `name` among them.
         seeds: those that finished.
         values: measure → seed → value, for the seeds where it is defined.
         unfinished: the others.
     """
 
     name: str
-    method: str
+    label: str
+    experiment: str
+    options: Mapping[str, Any]
     seeds: tuple[int, ...]
     values: dict[str, dict[int, float]]
     unfinished: tuple[Unfinished, ...] = ()
 
     @property
-    def label(self) -> str:
-        """The name for people."""
-        return label(self.name)
+    def method(self) -> str:
+        """The method's own name."""
+        return str(self.options["name"])
 
     @property
     def joint(self) -> bool:
@@ -154,16 +145,6 @@ class Row:
         """Return mean and sd of `measure`, None where no seed has it."""
         values = list(self.values.get(measure, {}).values())
         return Spread(*mean_and_spread(values), len(values)) if values else None
-
-
-def label(name: str) -> str:
-    """Return a row's name as people write it.
-
-    Examples:
-        >>> label("derpp"), label("er, rate 0.3")
-        ('DER++', 'er, rate 0.3')
-    """
-    return _LABELS.get(name, name)
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
@@ -181,7 +162,8 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     references = {
         run.seed: reference_of(run.accuracy) for run in runs if run.done and run.row == reference
     }
-    found = [_row(name, named[name], seeds, references) for name in named]
+    called = labels({name: of[0].config["method"] for name, of in named.items()})
+    found = [_row(called[name], of, seeds, references) for name, of in named.items()]
     return sorted(found, key=lambda row: row.joint)
 
 
@@ -201,8 +183,9 @@ def missing(rows: Sequence[Row]) -> list[str]:
 
 
 def _row(
-    name: str, runs: Sequence[Run], seeds: Sequence[int], references: dict[int, tuple[float, ...]]
+    label: str, runs: Sequence[Run], seeds: Sequence[int], references: dict[int, tuple[float, ...]]
 ) -> Row:
+    config = runs[0].config
     values: dict[str, dict[int, float]] = {measure: {} for measure in MEASURES}
     for run in runs:
         if run.done:
@@ -211,13 +194,15 @@ def _row(
                     values[measure][run.seed] = value
     begun = {run.seed for run in runs}
     return Row(
-        name=name,
-        method=_method(runs[0]),
+        name=runs[0].row,
+        label=label,
+        experiment=str(config.get("experiment", "")),
+        options=config["method"],
         seeds=tuple(run.seed for run in runs if run.done),
         values=values,
         unfinished=(
-            *(Unfinished(name, run.seed, _why(run)) for run in runs if not run.done),
-            *(Unfinished(name, seed, "not begun") for seed in seeds if seed not in begun),
+            *(Unfinished(label, run.seed, _why(run)) for run in runs if not run.done),
+            *(Unfinished(label, seed, "not begun") for seed in seeds if seed not in begun),
         ),
     )
 

@@ -1,0 +1,175 @@
+"""Finished runs, moved to where results are published: small, and free of this machine's folders.
+
+What is kept is text: configurations, environments, states, R, evaluations, and whatever else a
+command wrote beside them as YAML, CSV or JSON. Checkpoints and pages are not.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from syngap.errors import UserError
+from syngap.experiments.config import Experiment, read, shipped
+from syngap.experiments.environment import portable
+from syngap.experiments.files import write
+from syngap.experiments.folder import Run, read_runs, read_yaml
+from syngap.options import shown
+
+__all__ = ["Kept", "keep"]
+
+_TEXT = (".yaml", ".csv", ".json", ".jsonl")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What `keep` did.
+
+    Args:
+        runs: names of the runs that are in the folder now.
+        left_out: names of those that have not ended.
+        written: how many files are new or other than before.
+    """
+
+    runs: list[str]
+    left_out: list[str]
+    written: int
+
+
+def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = False) -> Kept:
+    """Copy the runs in `runs` to `to`, beside those of the same experiment that are there.
+
+    What a method said of itself is kept for the lowest seed of each row: it is by far the largest
+    part. Nothing is written unless all of it can be.
+
+    Args:
+        runs: the folder that `syngap run` wrote.
+        to: where results are kept.
+        unfinished: keep failed runs too, and leave out those that have not ended; without it both
+            are refused.
+        replaced: write over files that are there with another content; without it, a UserError.
+    """
+    if runs.resolve() == to.resolve():
+        raise UserError(f"{to}: is where the runs are; give another folder")
+    found = read_runs(runs)
+    _check_finished(runs, found, unfinished)
+    left_out = [run for run in found if not (run.done or run.status.get("state") == "failed")]
+    kept = [run for run in found if run not in left_out]
+    there = _there(to)
+    contents = {
+        path: _content(path, kept, there)
+        for path in _texts(runs)
+        if not any(path.is_relative_to(run.path) for run in left_out)
+    }
+    contents[runs / "experiment.yaml"] = _experiment(runs, to)
+    changed = {
+        place: content
+        for path, content in contents.items()
+        if _held(place := to / path.relative_to(runs)) != content
+    }
+    others = [place for place in changed if place.exists() and place != to / "experiment.yaml"]
+    if others and not replaced:
+        more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
+        raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
+    for place, content in changed.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write(place, content)
+    return Kept([run.path.name for run in kept], [run.path.name for run in left_out], len(changed))
+
+
+def _check_finished(runs: Path, found: Sequence[Run], unfinished: bool) -> None:
+    open_ones = [run for run in found if not run.done]
+    if open_ones and not unfinished:
+        first = f"{open_ones[0].path.name} is {open_ones[0].status.get('state', 'not begun')}"
+        more = f" and {len(open_ones) - 1} more have not finished" if len(open_ones) > 1 else ""
+        raise UserError(
+            f"{runs}: {first}{more}; --unfinished keeps those that failed and leaves out the rest"
+        )
+    if all(not run.done for run in found):
+        raise UserError(f"{runs}: no run has finished")
+
+
+def _there(to: Path) -> list[Run]:
+    """Return the runs that were kept before."""
+    if not to.exists() or not any(to.iterdir()):
+        return []
+    return read_runs(to)  # which says so where `to` holds something else
+
+
+def _texts(runs: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in runs.rglob("*")
+        if path.suffix in _TEXT
+        and path.is_file()
+        and not any(
+            part == "checkpoint" or part.startswith(".") for part in path.relative_to(runs).parts
+        )
+    )
+
+
+def _content(path: Path, kept: Sequence[Run], there: Sequence[Run]) -> bytes:
+    content = path.read_bytes()
+    if path.name == "environment.json":
+        found = json.loads(content)
+        if "command" in found:
+            found["command"] = shlex.join(portable(shlex.split(found["command"])))
+        return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
+    if path.name == "metrics.jsonl":
+        run = next((run for run in kept if run.path == path.parent), None)
+        if run and any(other.row == run.row and other.seed < run.seed for other in (*kept, *there)):
+            lines = [json.loads(line) for line in content.decode().splitlines()]
+            bare = [{**line, "summary": {}} if "summary" in line else line for line in lines]
+            return "".join(json.dumps(line) + "\n" for line in bare).encode()
+    return content
+
+
+def _experiment(runs: Path, to: Path) -> bytes:
+    """Return experiment.yaml with the rows and seeds of both folders, in the order that ships."""
+    path = to / "experiment.yaml"
+    ours = _read(runs / "experiment.yaml")
+    if path.exists():
+        ours = _merged(ours, _read(path), path)
+    if ours.name in shipped():
+        order = list(read(ours.name).get("methods", ()))
+        place = {row: number for number, row in enumerate(order)}
+        names = sorted(ours.methods, key=lambda row: place.get(row, len(order)))
+        ours = replace(ours, methods={row: ours.methods[row] for row in names})
+    return yaml.safe_dump(ours.as_mapping(), sort_keys=False, allow_unicode=True).encode()
+
+
+def _read(path: Path) -> Experiment:
+    try:
+        return Experiment.from_mapping(read_yaml(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _merged(ours: Experiment, before: Experiment, path: Path) -> Experiment:
+    shared = [row for row in ours.methods if row in before.methods]
+    parts: list[tuple[str, Any, Any]] = [
+        (name, getattr(before, name), getattr(ours, name))
+        for name in ("name", "stream", "model", "training")
+    ]
+    parts += [(f"methods.{row}", before.methods[row], ours.methods[row]) for row in shared]
+    for name, was, now in parts:
+        if was != now:
+            keys = [key for key in now if was.get(key) != now[key]] if isinstance(now, dict) else []
+            inner = f"{name}.{keys[0]}" if keys else name
+            a, b = (was.get(keys[0]), now[keys[0]]) if keys else (was, now)
+            raise UserError(f"{path}: {inner} is {shown(a)} there and {shown(b)} in the runs")
+    return replace(
+        ours,
+        methods={**before.methods, **ours.methods},
+        seeds=sorted({*before.seeds, *ours.seeds}),
+    )
+
+
+def _held(place: Path) -> bytes | None:
+    return place.read_bytes() if place.is_file() else None

@@ -1,0 +1,157 @@
+"""What a marked block of a document can ask of the results, and the answers, as Markdown."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from syngap.errors import UserError, nearest
+from syngap.report import curve as curves
+from syngap.report import overview
+from syngap.report import paper as papers
+from syngap.report.columns import decimals, shown
+from syngap.report.differences import half, paired
+from syngap.report.results import Results
+from syngap.report.rows import MEASURES, Row, Spread
+from syngap.report.table import markdown
+
+__all__ = ["ASKED", "answer"]
+
+
+def answer(asked: str, results: Results) -> str:
+    """Return what `asked`, such as "value NAME er ACC", gives; UserError where it asks nothing."""
+    kind, *words = asked.split() or [""]
+    if kind not in ASKED:
+        hint = nearest(kind, ASKED) or f"; there are {', '.join(ASKED)}"
+        raise UserError(f'unknown "{kind}"{hint}')
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    given = [word for word in words if "=" not in word]
+    try:
+        inspect.signature(ASKED[kind]).bind(results, *given, **options)
+    except TypeError:
+        raise UserError(f'"{asked}" is not of the form {_form(kind)}') from None
+    return ASKED[kind](results, *given, **options)
+
+
+def table(results: Results, NAME: str, *, rows: str = "", columns: str = "") -> str:
+    """Return the table of an experiment, or some of its rows and columns."""
+    among = results.rows(NAME)
+    names = rows.split(",") if rows else []
+    chosen = [results.row(NAME, row, finished=False) for row in names] or among
+    made = f"Made by `syngap report {results.folder.name}/{NAME}`."
+    return markdown(chosen, columns.split(",") if columns else None, among, [made])
+
+
+def curve(
+    results: Results,
+    NAME: str,
+    *,
+    methods: str = "er,syngap",
+    over: str = "lr",
+    measure: str = "ACC",
+) -> str:
+    """Return a measure by the values of an option."""
+    return curves.markdown(results.rows(NAME), methods.split(","), over, measure)
+
+
+def value(results: Results, NAME: str, ROW: str, MEASURE: str, *, only: str = "") -> str:
+    """Return mean ± sd over seeds, or its mean alone."""
+    _check(MEASURE, only)
+    row = results.row(NAME, ROW)
+    few = f" ({_few(row, len(row.seeds))})" if row.unfinished else ""
+    return _text(row.spread(MEASURE), _places(results, NAME, MEASURE), only) + few
+
+
+def difference(
+    results: Results, NAME: str, ROW: str, OTHER: str, MEASURE: str, *, only: str = ""
+) -> str:
+    """Return one row less another, seed by seed, with its 95 % interval, or its mean alone."""
+    _check(MEASURE, only)
+    row = results.row(NAME, ROW)
+    found = paired(row, results.row(NAME, OTHER), MEASURE)
+    places = _places(results, NAME, MEASURE)
+    width = None if found is None else half(found)
+    mean = _text(found, places, "mean", "+")
+    if found is None or width is None or only:
+        return mean
+    low, high = (
+        _text(Spread(found.mean + side * width, None), places, sign="+") for side in (-1, 1)
+    )
+    few = _few(row, found.seeds)
+    return f"{mean} (95 % interval {low} to {high}{f', {few}' if few else ''})"
+
+
+def paper(results: Results, NAME: str, ROW: str, MEASURE: str, *, less: str = "") -> str:
+    """Return what the paper reports for a row, or by how much it is above the row `less`."""
+    _check(MEASURE)
+    quotes = [papers.quoted(NAME, row).get(MEASURE) for row in (ROW, less or ROW)]
+    if quotes[0] is None or quotes[1] is None:
+        raise UserError(f"the paper has no {MEASURE} for these rows of {NAME}")
+    if less:
+        return _text(Spread(quotes[0].mean - quotes[1].mean, None), 1, sign="+")
+    return _text(quotes[0], 2)
+
+
+def notes(results: Results, NAME: str) -> str:
+    """Return what is to be said of the paper's numbers."""
+    return " ".join(papers.notes(NAME))
+
+
+def option(results: Results, NAME: str, ROW: str, OPTION: str) -> str:
+    """Return the value of an option of a row's method."""
+    options = results.row(NAME, ROW).options
+    if OPTION not in options:
+        raise UserError(f'"{ROW}" has no option "{OPTION}"; there are {", ".join(options)}')
+    return str(options[OPTION])
+
+
+def runs(results: Results, NAME: str) -> str:
+    """Return how many runs of an experiment have finished."""
+    return overview.counted(results.runs(NAME))
+
+
+def experiments(results: Results) -> str:
+    """Return a table of all experiments: runs, hardware, times."""
+    return overview.overview(results)
+
+
+ASKED: dict[str, Callable[..., str]] = {
+    kind.__name__: kind
+    for kind in (table, curve, value, difference, paper, notes, option, runs, experiments)
+}
+
+
+def _form(kind: str) -> str:
+    """Return how a kind is asked for.
+
+    Examples:
+        >>> _form("value")
+        '"value NAME ROW MEASURE [only=…]"'
+    """
+    _, *parameters = inspect.signature(ASKED[kind]).parameters.values()
+    words = [p.name if p.kind is not p.KEYWORD_ONLY else f"[{p.name}=…]" for p in parameters]
+    return f'"{" ".join([kind, *words])}"'
+
+
+def _check(measure: str, only: str = "") -> None:
+    if measure not in MEASURES:
+        hint = nearest(measure, MEASURES) or f"; there are {', '.join(MEASURES)}"
+        raise UserError(f'no measure "{measure}"{hint}')
+    if only not in ("", "mean"):
+        raise UserError(f'only: got "{only}", expected mean')
+
+
+def _few(row: Row, seeds: int) -> str:
+    """Return "3 of 5 seeds" where a number is not over all of them."""
+    planned = len(row.seeds) + len(row.unfinished)
+    return f"{seeds} of {planned} seeds" if seeds < planned else ""
+
+
+def _places(results: Results, name: str, measure: str) -> int:
+    return max(decimals(results.rows(name), measure) - 1, 0)
+
+
+def _text(value: Spread | None, places: int, only: str = "", sign: str = "-") -> str:
+    """Return a number as it stands in a sentence."""
+    mean, sd = shown(value, places, sign)
+    return (f"{mean} ± {sd}" if sd and not only else mean).replace("-", "−")

@@ -1,0 +1,131 @@
+"""Marked blocks in documents, whose content is what the results give.
+
+    <!-- results: curve table1-cifar100-shared -->
+    (a table)
+    <!-- end -->
+
+    SynGAP ends at <!-- results: value table1-cifar100-shared syngap ACC -->34.3 ± 1.7<!-- end -->.
+
+What can be asked for is in asked.py. Fenced code is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+
+from syngap.errors import UserError
+from syngap.experiments.files import write
+from syngap.report.asked import answer
+from syngap.report.results import Results
+
+__all__ = ["Stale", "fill", "stale"]
+
+_FENCED = re.compile(r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!--\s*(?:results:(?P<asked>.*?)|(?P<end>end)\s*)-->", re.DOTALL)
+_BEGINNING = re.compile(r"[\s>]*(?:[-*+]|\d+[.)])?\s*")  # of a line, a quotation or a list's item
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A block that does not hold what the results give: where it is, and the difference."""
+
+    place: str
+    asked: str
+    diff: str
+
+
+@dataclass(frozen=True)
+class _Block:
+    asked: str
+    line: int
+    begin: int  # of its content
+    end: int
+    in_a_line: bool
+
+
+def fill(path: Path, results: Results) -> int:
+    """Write what the results give into the blocks of a document; return how many are in it."""
+    text = _read(path)
+    parts, done = [], 0
+    answers = _answers(text, results, path)
+    for block, content in answers:
+        parts += [text[done : block.begin], content]
+        done = block.end
+    new = "".join([*parts, text[done:]])
+    if new != text:
+        write(path, new.encode())
+    return len(answers)
+
+
+def stale(path: Path, results: Results) -> list[Stale]:
+    """Return the blocks of a document that do not hold what the results give."""
+    text = _read(path)
+    found = []
+    for block, content in _answers(text, results, path):
+        now = text[block.begin : block.end]
+        if now != content:
+            a, b = (side.strip().splitlines() for side in (now, content))
+            diff = unified_diff(a, b, str(path), str(results.folder), lineterm="")
+            found.append(Stale(f"{path}, line {block.line}", block.asked, "\n".join(diff)))
+    return found
+
+
+def _answers(text: str, results: Results, where: Path) -> list[tuple[_Block, str]]:
+    """Return every block with the content that it is to have."""
+    found = []
+    for block in _blocks(text, str(where)):
+        try:
+            said = answer(block.asked, results).strip()
+        except UserError as error:
+            raise UserError(f"{where}, line {block.line}: {error}") from error
+        found.append((block, said if block.in_a_line else f"\n\n{said}\n\n"))
+    return found
+
+
+def _blocks(text: str, where: str) -> list[_Block]:
+    fences = [match.span() for match in _FENCED.finditer(text)]
+    found: list[_Block] = []
+    opened: re.Match[str] | None = None
+    for mark in _MARK.finditer(text):
+        if any(begin <= mark.start() < end for begin, end in fences):
+            continue
+        place = f"{where}, line {_line(text, mark.start())}"
+        if mark["end"]:
+            if opened is None:
+                continue  # somebody else's
+            found.append(_block(text, opened, mark, where))
+            opened = None
+        elif opened is not None:
+            raise UserError(f"{place}: a block begins within another; <!-- end --> is missing")
+        else:
+            opened = mark
+    if opened is not None:
+        line = _line(text, opened.start())
+        raise UserError(f"{where}, line {line}: the block has no <!-- end -->")
+    return found
+
+
+def _block(text: str, opened: re.Match[str], end: re.Match[str], where: str) -> _Block:
+    line = _line(text, opened.start())
+    in_a_line = not text[opened.end() :].startswith("\n")
+    if in_a_line and _BEGINNING.fullmatch(text[: opened.start()].rpartition("\n")[2]):
+        raise UserError(
+            f"{where}, line {line}: a line that begins with a comment is not Markdown; "
+            "move the block within its line, or its content to a line of its own"
+        )
+    return _Block(" ".join(opened["asked"].split()), line, opened.end(), end.start(), in_a_line)
+
+
+def _line(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UserError(f"{path}: cannot be read ({reason})") from error

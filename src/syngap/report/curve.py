@@ -1,0 +1,62 @@
+"""A measure over one option: the rows of a method that differ in nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from syngap.errors import UserError
+from syngap.report.columns import shown
+from syngap.report.rows import MEASURES, Row
+
+__all__ = ["curve", "markdown"]
+
+
+def curve(rows: Sequence[Row], method: str, over: str) -> dict[Any, Row]:
+    """Return value of the option → row, in the order of the values.
+
+    The rows are those of `method` that agree with the row of that name in everything but `over`;
+    where there is none of that name, with the first.
+
+    Args:
+        rows: of the experiment.
+        method: the method's name.
+        over: the option's.
+    """
+    same = [row for row in rows if row.method == method and row.seeds and over in row.options]
+    own = next((row for row in same if row.name == method), same[0] if same else None)
+    found = {row.options[over]: row for row in same if own and _rest(row, over) == _rest(own, over)}
+    return {value: found[value] for value in sorted(found)}
+
+
+def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: str) -> str:
+    """Return the curves of several methods as a table, the best of each in bold."""
+    if measure not in MEASURES:
+        raise UserError(f'no measure "{measure}"; there are {", ".join(MEASURES)}')
+    curves = {method: curve(rows, method, over) for method in methods}
+    for method, found in curves.items():
+        if not found:
+            raise UserError(f'no finished row of "{method}" with an option "{over}"')
+    places = sorted({value for found in curves.values() for value in found})
+    most = max(len(row.seeds) for found in curves.values() for row in found.values())
+    sign = -1 if MEASURES[measure].better == "down" else 1
+    lines = [f"| {MEASURES[measure].heading} by {over} | {' | '.join(map(str, places))} |"]
+    lines.append(f"|---|{'---:|' * len(places)}")
+    for found in curves.values():
+        means = {value: row.spread(measure) for value, row in found.items()}
+        best = max((sign * spread.mean for spread in means.values() if spread), default=None)
+        cells = []
+        for value in places:
+            spread = means.get(value)
+            mean, sd = shown(spread, 1)
+            cell = f"{mean} ± {sd}" if sd else mean
+            cell = f"**{cell}**" if spread and sign * spread.mean == best else cell
+            few = value in found and len(found[value].seeds) < most
+            cells.append(f"{cell} ({len(found[value].seeds)} seeds)" if few else cell)
+        label = next(iter(found.values())).label.partition(", ")[0]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rest(row: Row, over: str) -> dict[str, Any]:
+    return {name: value for name, value in row.options.items() if name != over}

@@ -1,0 +1,130 @@
+"""Runs done again, set against those that are recorded: do they fall inside the recorded spread?
+
+From n recorded seeds with mean r and standard deviation s, the mean of m new runs is expected
+within r ± t(0.975, n - 1) · s · sqrt(1/n + 1/m), 19 times of 20. That holds for other seeds; runs
+with the recorded ones share their order of classes and samples, so they should fall well inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from syngap.experiments.folder import Run
+from syngap.metrics import accuracy, half_prediction, mean_and_spread
+from syngap.report.columns import shown
+from syngap.report.labels import labels
+from syngap.report.rows import Spread
+
+__all__ = ["Reproduced", "SameSeed", "reproduced", "told"]
+
+
+@dataclass(frozen=True)
+class SameSeed:
+    """The ACC of one seed, recorded and here, each with its device."""
+
+    seed: int
+    recorded: float
+    here: float
+    there_on: str
+    here_on: str
+    identical: bool
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A row that was run again.
+
+    Args:
+        label: the row's, for people.
+        recorded: ACC over the recorded seeds.
+        here: ACC over the new runs.
+        seeds: those that were run again.
+    """
+
+    label: str
+    recorded: Spread
+    here: Spread
+    seeds: list[SameSeed]
+
+    @property
+    def difference(self) -> float:
+        """How far the new mean is from the recorded one."""
+        return self.here.mean - self.recorded.mean
+
+    @property
+    def expected(self) -> float | None:
+        """How far it may be; None where a single recorded seed has no spread."""
+        if self.recorded.sd is None:
+            return None
+        return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether it is within what is expected, None where that is not known."""
+        if self.expected is None:
+            return None
+        return abs(self.difference) <= self.expected + 1e-9  # a mean has its last digit rounded
+
+
+def reproduced(recorded: Sequence[Run], here: Sequence[Run]) -> list[Reproduced]:
+    """Return every row of which runs are finished in both."""
+    done, again = ([run for run in runs if run.done] for runs in (recorded, here))
+    called = labels({run.row: run.config["method"] for run in recorded})
+    found = []
+    for row in dict.fromkeys(run.row for run in again):
+        known = {run.seed: run for run in done if run.row == row}
+        new = {run.seed: run for run in again if run.row == row}
+        if known:
+            shared = [_same(known[seed], new[seed]) for seed in new if seed in known]
+            found.append(
+                Reproduced(called[row], _spread(known.values()), _spread(new.values()), shared)
+            )
+    return found
+
+
+def told(row: Reproduced) -> list[str]:
+    """Return what became of a row, in lines."""
+    lines = [
+        row.label,
+        f"  recorded  {_counted(row.recorded)}",
+        f"  here      {_counted(row.here)}",
+        f"  {_verdict(row)}",
+    ]
+    for seed in row.seeds:
+        there, here = f" on {seed.there_on}", f" on {seed.here_on}"
+        both = f", both{here}" if there == here else ""
+        lines.append(
+            f"  seed {seed.seed}: {seed.recorded:.2f} recorded{'' if both else there}, "
+            f"{seed.here:.2f} here{'' if both else here}{both}: "
+            + ("the same R" if seed.identical else f"{seed.here - seed.recorded:+.2f}")
+        )
+    return lines
+
+
+def _verdict(row: Reproduced) -> str:
+    if row.expected is None:
+        return f"{row.difference:+.2f}; a single recorded seed has no spread to be inside of"
+    word = "inside" if row.inside else "OUTSIDE"
+    return f"{word}: {row.difference:+.2f}, expected within ± {row.expected:.2f} (95 %)"
+
+
+def _same(recorded: Run, here: Run) -> SameSeed:
+    return SameSeed(
+        seed=here.seed,
+        recorded=accuracy(recorded.accuracy),
+        here=accuracy(here.accuracy),
+        there_on=str(recorded.environment.get("device", "an unknown device")),
+        here_on=str(here.environment.get("device", "an unknown device")),
+        identical=recorded.accuracy == here.accuracy,
+    )
+
+
+def _spread(runs: Iterable[Run]) -> Spread:
+    values = [accuracy(run.accuracy) for run in runs]
+    return Spread(*mean_and_spread(values), len(values))
+
+
+def _counted(value: Spread) -> str:
+    mean, sd = shown(value)
+    return f"ACC {mean}{f' ± {sd}' if sd else ''} over {value.seeds} seed{'s' * (value.seeds > 1)}"

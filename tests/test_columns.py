@@ -1,0 +1,162 @@
+"""The difference to ER and the paper's numbers: beside ours, with what is to be said of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from refused import refused
+from rich.console import Console
+from runfolders import Made, write_experiment, write_run
+from scipy import stats
+
+from syngap.experiments.config import Experiment, read, shipped
+from syngap.experiments.folder import read_runs
+from syngap.report import paper
+from syngap.report.columns import columns, usual
+from syngap.report.rows import Row, rows
+from syngap.report.table import markdown, table
+
+Ends = dict[str, list[tuple[float, float]]]
+
+
+def made(folder: Path, ends: Ends, experiment: str = "mine") -> list[Row]:
+    """Rows of two-task runs, from the accuracy in the end by row and seed."""
+    write_experiment(folder, {}, ())
+    for row, seeds in ends.items():
+        for seed, (first, second) in enumerate(seeds):
+            method = Made(row)
+            R = [[first, second]] if row == "joint" else [[90, 0], [first, second]]
+            write_run(folder, row, method, seed, R=R, every=50, extra={"experiment": experiment})
+    return rows(read_runs(folder))
+
+
+def column(found: list[Row], name: str) -> dict[str, str]:
+    (only,) = columns(found, [name])
+    return {row.name: " ".join(cell.split()) for row, cell in zip(found, only.cells, strict=True)}
+
+
+def drawn(found: list[Row], width: int) -> str:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table(found, width))
+    return captured.get()
+
+
+# The difference to ER
+
+
+def test_the_difference_to_er_is_paired_and_has_its_interval(tmp_path: Path) -> None:
+    # ACC of ER: 50, 60, 70; of SynGAP 4, 5 and 9 points more. Unpaired, the ± would be 25.
+    ends = {
+        "er": [(40, 60), (50, 70), (60, 80)],
+        "syngap": [(44, 64), (55, 75), (69, 89)],
+    }
+    differences = (4, 5, 9)
+    low, high = stats.t.interval(
+        0.95, 2, loc=stats.tmean(differences), scale=stats.sem(differences)
+    )
+    found = made(tmp_path, ends)
+    assert column(found, "ACC-ER") == {"er": "–", "syngap": f"+6.00 ± {(high - low) / 2:.2f}"}
+
+
+def test_the_difference_to_er_is_over_shared_seeds(tmp_path: Path) -> None:
+    ends = {"er": [(0, 0), (40, 60), (50, 70)], "sgd": [(9, 9), (0, 90), (10, 90)]}
+    made(tmp_path, {**ends, "adam": [(0, 0), (40, 80)]})
+    shutil.rmtree(tmp_path / "er-0")
+    found = rows(read_runs(tmp_path))
+    assert column(found, "ACC-ER")["sgd"].startswith("-7.50 ± ")  # seeds 1 and 2: -5 and -10
+    assert column(found, "ACC-ER")["adam"] == "+10.00", "one seed has no interval"
+
+
+def test_without_a_row_called_er_there_is_no_difference_to_it(tmp_path: Path) -> None:
+    found = made(tmp_path, {"sgd": [(0, 90)], "syngap": [(40, 60)]})
+    assert "ACC-ER" not in usual(found)
+    assert "ACC - ER" not in markdown(found)
+    assert "ACC - ER" in markdown(made(tmp_path / "b", {"sgd": [(0, 90)], "er": [(40, 60)]}))
+
+
+def test_some_rows_of_a_table_are_still_set_against_er(tmp_path: Path) -> None:
+    found = made(tmp_path, {"er": [(40, 60)], "sgd": [(0, 90)], "syngap": [(50, 60)]})
+    text = markdown(found[2:], among=found)
+    assert "+5.00" in text
+    assert "SGD" not in text
+
+
+def test_a_column_that_there_is_not() -> None:
+    with refused('no column "second"; did you mean "seconds"?'):
+        columns([], ["second"])
+
+
+# The paper's numbers
+
+
+def test_the_papers_numbers_stand_beside_ours_with_what_is_odd(tmp_path: Path) -> None:
+    ends = {"er": [(40, 60)], "er_ace": [(50, 60)], "syngap": [(50, 60)], "joint": [(90, 90)]}
+    found = made(tmp_path, ends, "table1-cifar100-shared")
+    assert column(found, "paper-ACC") == {
+        "er": "17.60 ± 4.25",
+        "er_ace": "–",
+        "syngap": "27.28 ± 0.58",
+        "joint": "67.76",
+    }
+    for text in (markdown(found), " ".join(drawn(found, 200).split())):
+        assert "paper's ACC" in text
+        assert "ER's FM at 48.56" in text
+        assert "54.23" in text
+        assert "learning rates" in text
+
+
+def test_without_its_columns_nothing_is_said_of_the_paper(tmp_path: Path) -> None:
+    found = made(tmp_path, {"er": [(40, 60)]}, "table1-cifar100-shared")
+    assert "paper" not in markdown(found, ["ACC", "FM"])
+    assert "paper" not in markdown(made(tmp_path / "b", {"er": [(40, 60)]}))
+
+
+def test_core50_says_that_its_split_was_probably_another() -> None:
+    assert paper.quoted("core50-nc", "joint")["ACC"].mean == 99.60
+    assert any("probably by frame" in note for note in paper.notes("core50-nc"))
+    assert not any("CORe50" in note for note in paper.notes("table2-ablation"))
+
+
+def test_the_ablation_has_the_numbers_of_its_own_table() -> None:
+    assert paper.quoted("table2-ablation", "er")["FM"].mean == 54.23
+    assert paper.quoted("table1-cifar100-tuned", "er")["FM"].mean == 48.56
+
+
+@pytest.mark.parametrize("name", sorted(paper.EXPERIMENTS))
+def test_quoted_rows_are_rows_of_the_experiment_that_ships(name: str) -> None:
+    assert name in shipped()
+    known = Experiment.from_mapping(read(name)).methods
+    assert [row for row in paper.EXPERIMENTS[name] if row not in known] == []
+    if name == "table2-ablation":
+        assert known["unbounded"]["bounded"] is False
+        assert known["low_alpha"]["retention"] < known["syngap"]["retention"]
+
+
+# What fits
+
+
+def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
+    found = rows(read_runs(write_experiment(tmp_path, every=50)))
+    for width in (60, 80, 100):
+        text = drawn(found, width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "…" not in text
+    words = {width: " ".join(drawn(found, width).split()) for width in (60, 80, 100)}
+    assert "Left out" not in words[100], "the demo's table fits in 100 columns"
+    assert "seconds ↓" in words[100]
+    assert "Left out for want of width: seconds; --markdown has all." in words[80]
+    assert "seconds ↓" not in words[80]
+    assert "ACC - ER" in words[60]
+
+
+def test_long_names_are_folded_before_columns_are_left_out(tmp_path: Path) -> None:
+    options = {"lr": 0.1, "an_option": "with a value as long as a sentence of its own"}
+    own = Made("er", options={"lr": 0.1, "an_option": "short"})
+    write_experiment(tmp_path, {"er": own, "other": Made("er", options=options)}, every=50)
+    text = drawn(rows(read_runs(tmp_path)), 110)
+    assert "seconds ↓" in text
+    assert re.search(r"^ *long as a sentence of its own *$", text, re.MULTILINE), text

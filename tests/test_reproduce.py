@@ -1,0 +1,206 @@
+"""What is recorded can be run again, and whether it is the same again is told truly."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runfolders import Made, write_experiment, write_run
+from scipy import stats
+from tiny import called, run_inline, written
+
+from syngap.experiments import engine
+from syngap.experiments.folder import read_run, read_runs
+from syngap.experiments.keep import keep
+from syngap.metrics import accuracy, half_prediction
+from syngap.report.reproduction import reproduced, told
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """The command line in a folder with results of tiny: rows sgd, er and syngap, seeds 0, 1, 2."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    path = written(tmp_path, "methods.syngap={lr: 0.3, buffer: 20, replay: 10}", "seeds=[0, 1, 2]")
+    assert called(capsys, "run", path)[0] == 0
+    keep(tmp_path / "runs" / "tiny", tmp_path / "results" / "tiny")
+    return lambda *arguments: called(capsys, *arguments)
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    found = yaml.safe_load(path.read_text())
+    change(found)
+    path.write_text(yaml.safe_dump(found, sort_keys=False))
+
+
+def recorded_as(folder: Path, row: str, by: float) -> None:
+    """Make it look as if `row` had been recorded `by` points higher than it was."""
+    for path in folder.glob(f"{row}-*/accuracy.csv"):
+        head, *lines = path.read_text().splitlines()
+        cells = [line.split(",") for line in lines]
+        moved = [",".join([line[0], *(str(float(c) + by) for c in line[1:])]) for line in cells]
+        path.write_text("\n".join([head, *moved]) + "\n")
+
+
+# The command
+
+
+def test_the_same_machine_gives_the_same_again(call: Call, tmp_path: Path) -> None:
+    code, printed, _ = call("reproduce", "tiny")
+    assert code == 0
+    assert sorted(path.name for path in Path("runs/reproduce-tiny").glob("*-*")) == [
+        *("er-0", "syngap-0")
+    ]
+    values = [accuracy(read_run(Path(f"results/tiny/er-{seed}")).accuracy) for seed in range(3)]
+    mean, sd = stats.tmean(values), stats.tstd(values)
+    wide = stats.t.ppf(0.975, 2) * sd * (1 / 3 + 1) ** 0.5
+    lines = printed.splitlines()[5:]
+    within = lines[3].split("± ")[1].split()[0]
+    assert float(within) == pytest.approx(wide, rel=1e-3)  # by a table of t with three decimals
+    assert lines == [
+        "ER",
+        f"  recorded  ACC {mean:.2f} ± {sd:.2f} over 3 seeds",
+        f"  here      ACC {values[0]:.2f} over 1 seed",
+        f"  inside: {values[0] - mean:+.2f}, expected within ± {within} (95 %)",
+        f"  seed 0: {values[0]:.2f} recorded, {values[0]:.2f} here, both on cpu: the same R",
+    ]
+    assert printed.startswith("SynGAP\n")
+
+
+def test_what_falls_outside_the_recorded_spread_ends_with_1(call: Call, tmp_path: Path) -> None:
+    recorded_as(tmp_path / "results" / "tiny", "er", by=-60)
+    code, printed, _ = call("reproduce", "tiny", "--seeds", 3)
+    assert code == 1
+    syngap, er = printed.split("\nER\n")
+    assert "\n  inside: +0.00, " in syngap
+    assert "\n  OUTSIDE: +60.00, expected within ± " in er
+    assert er.count(": +60.00\n") == 3, "each seed says its own difference"
+
+
+def test_rows_and_their_number_of_seeds_are_chosen(call: Call) -> None:
+    assert call("reproduce", "tiny", "--row", "all", "--seeds", 2, "--out", "a")[0] == 0
+    assert len(list(Path("a").glob("*-*"))) == 6
+    code, printed, _ = call("reproduce", "tiny", "--row", "sgd", "--out", "b")
+    assert code == 0
+    assert printed.startswith("SGD\n")
+    assert [path.name for path in Path("b").glob("*-*")] == ["sgd-0"]
+
+
+def test_what_was_run_again_is_not_run_a_third_time(call: Call) -> None:
+    call("reproduce", "tiny", "--row", "er")
+    before = json.loads(Path("runs/reproduce-tiny/er-0/environment.json").read_text())
+    _, printed, said = call("reproduce", "tiny", "--row", "er")
+    assert "1 of 1 runs are there already" in said
+    assert "  inside: " in printed
+    assert json.loads(Path("runs/reproduce-tiny/er-0/environment.json").read_text()) == before
+    assert "already" not in call("reproduce", "tiny", "--row", "er", "--fresh")[2]
+
+
+def test_it_is_the_recorded_configuration_that_is_run(call: Call) -> None:
+    for path in Path("results/tiny").glob("er-*/config.yaml"):
+        changed(path, lambda config: config["method"].update(lr=0.01))
+    _, printed, _ = call("reproduce", "tiny", "--row", "er")
+    assert read_run(Path("runs/reproduce-tiny/er-0")).config["method"]["lr"] == 0.01
+    assert ": the same R" not in printed
+
+
+def test_options_that_came_later_take_their_defaults(call: Call) -> None:
+    for path in Path("results/tiny").glob("er-*/config.yaml"):
+        changed(path, lambda config: config["stream"].pop("blur"))
+        changed(path, lambda config: config["method"].pop("memory"))
+    code, printed, _ = call("reproduce", "tiny", "--row", "er")
+    assert code == 0
+    assert ": the same R" in printed
+
+
+def test_without_its_gpu_a_run_is_done_on_what_there_is(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for folder in Path("results/tiny").glob("er-*"):
+        changed(folder / "config.yaml", lambda c: c["training"].update(device="cuda"))
+        environment = json.loads((folder / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps({**environment, "device": "H200"}))
+    code, printed, _ = call("reproduce", "tiny", "--row", "er")
+    assert code == 0
+    assert " recorded on H200, " in printed
+    assert " here on cpu: " in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tini",), 'results: no experiment "tini"; did you mean "tiny"?'),
+        (("tiny", "--row", "err"), '--row: no finished run of "err" is recorded; did you mean'),
+        (("tiny", "--seeds", "4"), "--seeds: 4 were asked for, 3 are recorded for all rows"),
+        (("tiny", "--seeds", "0"), "--seeds"),
+        (("tiny", "--data", "nowhere"), '--data: there is no folder "nowhere"'),
+        (("tiny", "--results", "nowhere"), 'nowhere: no experiment "tiny"; there are none'),
+    ],
+)
+def test_what_cannot_be_run_again(arguments: tuple[str, ...], words: str, call: Call) -> None:
+    code, printed, said = call("reproduce", *arguments)
+    assert (code, printed) == (2, "")
+    assert words in said
+    assert not Path("runs/reproduce-tiny").exists()
+
+
+def test_rows_of_different_settings_are_not_run_together(call: Call) -> None:
+    changed(Path("results/tiny/er-0/config.yaml"), lambda c: c["stream"].update(batch=50))
+    code, _, said = call("reproduce", "tiny")
+    assert code == 2
+    assert "er-0/config.yaml: stream.batch is not that of the other runs" in said
+    changed(Path("results/tiny/er-0/config.yaml"), lambda c: c["method"].update(gone=1))
+    code, _, said = call("reproduce", "tiny", "--row", "er")
+    assert code == 2
+    assert "er-0/config.yaml: methods.er.gone: unknown option" in said
+
+
+# The interval
+
+
+def test_the_interval_holds_new_runs_as_often_as_it_says() -> None:
+    """From 5 recorded values, 19 of 20 means of 2 new ones fall inside, whatever the normal law."""
+    values = stats.norm.rvs(loc=30, scale=2, size=(4000, 7), random_state=0)
+    inside = 0
+    for line in values:
+        known, new = line[:5], line[5:]
+        half = half_prediction(float(known.std(ddof=1)), 5, new=2)
+        inside += abs(new.mean() - known.mean()) <= half
+    assert inside / len(values) == pytest.approx(0.95, abs=0.012)
+
+
+def test_the_interval_needs_two_values_and_a_new_one() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        half_prediction(1.0, 1)
+    with pytest.raises(ValueError, match="at least one"):
+        half_prediction(1.0, 5, new=0)
+
+
+def test_a_single_recorded_seed_gives_no_verdict(tmp_path: Path) -> None:
+    for name, end in (("there", 60), ("here", 90)):
+        write_experiment(tmp_path / name, {}, ())
+        write_run(tmp_path / name, "er", Made("er"), 0, R=[[90, 0], [end, end]], every=50)
+    (row,) = reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
+    assert row.inside is None
+    assert "  +30.00; a single recorded seed has no spread to be inside of" in told(row)
+
+
+def test_runs_that_have_not_finished_are_not_compared(tmp_path: Path) -> None:
+    for name in ("there", "here"):
+        write_experiment(tmp_path / name, {"er": Made("er")}, (0, 1), every=50)
+    write_run(tmp_path / "here", "er", Made("er"), 1, state="failed", tasks_done=1)
+    (row,) = reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
+    assert (row.here.seeds, row.recorded.seeds) == (1, 2)
+    write_run(tmp_path / "here", "er", Made("er"), 0, state="failed", tasks_done=1)
+    assert reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here")) == []
