@@ -96,11 +96,15 @@ class Chromium:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.darken(dark)
         self.events.clear()
         self.send("Page.navigate", url=path.as_uri())
         self.wait_for("document.readyState === 'complete'")
+
+    def darken(self, dark: bool = True) -> None:
+        """Say that the system prefers dark pages, or light ones."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def send(self, method: str, *, page: bool = True, **params: Any) -> dict[str, Any]:
         """Send a command and return its result."""

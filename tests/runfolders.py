@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from syngap.experiments.folder import csv_of
+from syngap.experiments.surface import Grid, Landscape, write_landscape
 
 LAYERS = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
 
@@ -52,6 +53,56 @@ DEMO = {
     "syngap, no replay": Made("syngap", 92, 0.35, 8.1, 1.5, LAYERS, {"lr": 0.3, "buffer": 0}),
     "joint": Made("joint", 98.2, 1.0, 4.2, 0.2, options={"lr": 0.1}),
 }
+
+
+# The same methods at several rates, as `syngap.report.sweeps` finds them.
+RATES = {
+    "er": Made("er", 90, 0.80, options={"lr": 0.1, "buffer": 200}),
+    "er_lr0.3": Made("er", 80, 0.80, options={"lr": 0.3, "buffer": 200}),
+    "er_lr1.0": Made("er", 60, 0.80, options={"lr": 1.0, "buffer": 200}),
+    "syngap": Made("syngap", 90, 0.85, 10.8, 0.8, LAYERS, {"lr": 0.3, "buffer": 200}),
+    "syngap_lr0.03": Made("syngap", 70, 0.85, 10.8, 0.8, LAYERS, {"lr": 0.03, "buffer": 200}),
+    "sgd": Made("sgd", 97, 0.10, options={"lr": 0.1}),
+}
+
+
+def write_made_landscape(
+    directory: Path, row: str, method: str, seed: int = 0, *, points: int = 9, random: bool = True
+) -> Path:
+    """Write a made-up landscape: a bowl around task 1, with the path that every method takes."""
+    ticks = [-1.0 + 2.0 * place / (points - 1) for place in range(points)]
+    places = [(-0.6, 0.0, 0), (-0.3, -0.05, 4), (0.0, 0.0, 20), (0.05, 0.3, 24), (0.1, 0.6, 40)]
+    named = {"initialisation": places[0][:2], "task 1": places[2][:2], "task 2": places[4][:2]}
+
+    def grid(flat: float, path: list[tuple[float, float, int]]) -> Grid:
+        bowl = [[0.01 + flat * 4 * (x * x + y * y) for x in ticks] for y in ticks]
+        return Grid(
+            x=ticks,
+            y=ticks,
+            loss=[[None if x == y == 1 else loss for x, loss in zip(ticks, line, strict=True)]
+                  for y, line in zip(ticks, bowl, strict=True)],
+            accuracy=[[100 / (1 + loss) for loss in line] for line in bowl],
+            path=path,
+            points={name: (x * (flat == 1), y * (flat == 1)) for name, (x, y) in named.items()},
+        )  # fmt: skip
+
+    folder = directory / f"{row}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"row": row, "seed": seed}))
+    losses = {"initialisation": 2.3, "task 1": 0.01, "task 2": 1.5}
+    made = Landscape(
+        row=row,
+        method=method,
+        seed=seed,
+        task=1,
+        samples=100,
+        grid=grid(1.0, places),
+        losses_at_points=losses,
+        accuracies_at_points={name: 100 / (1 + loss) for name, loss in losses.items()},
+        random=grid(0.01, [(0.0, 0.0, step) for *_, step in places]) if random else None,
+    )
+    write_landscape(folder / "landscape.json", made)
+    return folder / "landscape.json"
 
 
 def write_experiment(
@@ -225,6 +276,8 @@ def _line(
             name = f"plasticity/{layer}/".replace("//", "/")
             quantiles = {"mean": mean, "q05": mean * 0.6, "q50": mean, "q95": min(mean * 1.2, 1)}
             summary |= {name + statistic: value for statistic, value in quantiles.items()}
+            if layer:
+                summary[f"importance/{layer}/mean"] = 1e-5 * 10**number * (1 + place)
         line["summary"] = summary
     return line
 

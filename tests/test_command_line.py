@@ -107,7 +107,7 @@ def test_going_on_with_what_is_to_be_removed(refused: Callable[..., str]) -> Non
     ("name", "words"),
     [
         ("digit", 'unknown experiment "digit"; did you mean "digits"?'),
-        ("quux", 'unknown experiment "quux"; there are digits'),
+        ("quux", 'unknown experiment "quux"; there are coil100-nc'),
         ("", 'unknown experiment ""'),
         ("../digits", 'unknown experiment "../digits"'),
         ("missing.yaml", "missing.yaml: cannot be read (No such file or directory)"),
@@ -704,7 +704,8 @@ def test_doctor_says_what_is_here(here: Path, call: Call) -> None:
         "cifar100: not found; `syngap data cifar100` fetches it, --data names its folder\n",
         "core50: not found; `syngap data core50` fetches it",
         f"free disk at {here}: ",
-        "experiments: digits",
+        "experiments: coil100-nc,",
+        " digits,",
         "streams: digits, cifar100, core50, folder, npz",
         "models: mlp, cnn, resnet18",
         "methods: sgd, sgdm,",
@@ -741,7 +742,7 @@ def test_version_and_help(call: Call) -> None:
     assert call("--version") == (0, f"syngap {syngap.__version__}\n", "")
     code, printed, said = call("--help")
     assert (code, said) == (0, "")
-    for command in ("demo", "run", "report", "data", "doctor"):
+    for command in ("demo", "run", "report", "fill", "keep", "reproduce", "data", "doctor"):
         assert f"\n  {command} " in printed
         assert call(command, "--help")[1].startswith(f"Usage: syngap {command} ")
     assert call() == (0, printed, "")

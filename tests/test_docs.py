@@ -174,7 +174,7 @@ def test_commands_parse_and_their_experiments_are_sound(page: Path) -> None:
             assert words[0] in options(PROGRAM)
             continue
         given = subcommand(words[0]).make_context(words[0], words[1:]).params
-        if words[0] in ("run", "demo") and runs:
+        if words[0] in ("run", "tune", "demo") and runs:
             _check_experiment(given, {f"{one.get('name')}.yaml": one for one in written})
 
 
@@ -183,7 +183,7 @@ def _check_experiment(given: dict[str, Any], written: dict[str, Any]) -> None:
     raw = written[name] if name in written else read(name)
     experiment = Experiment.from_mapping(with_settings(raw, given.get("settings") or ()))
     rows = given["methods"].split(",") if given["methods"] else None
-    experiment.select(rows, seeds_of(given["seeds"]) if given["seeds"] else None)
+    experiment.select(rows, seeds_of(given["seeds"]) if given.get("seeds") else None)
 
 
 @each_page
@@ -212,10 +212,10 @@ def test_every_command_is_explained() -> None:
 
 @each_page
 def test_targets_of_make_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "\n".join(block.text for block in blocks(page, "sh"))
-    used = {*re.findall(r"^make ([a-z]+)", text, re.MULTILINE)}
-    used |= {*re.findall(r"`make ([a-z]+)`", prose(page))}
+    used = {*re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)}
+    used |= {*re.findall(r"`make ([a-z-]+)`", prose(page))}
     assert used <= targets
 
 

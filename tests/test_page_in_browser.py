@@ -7,9 +7,10 @@ import re
 
 import pytest
 from chromium import FOUND, Chromium
-from runfolders import DEMO, write_experiment, write_run
+from runfolders import DEMO, RATES, write_experiment, write_made_landscape, write_run
 
 from syngap.experiments.folder import read_runs
+from syngap.experiments.surface import read_landscapes
 from syngap.report.page import write_page
 
 pytestmark = [
@@ -51,6 +52,11 @@ def text(browser, selector):
 
 def texts(browser, selector):
     return browser.value(f"[...document.querySelectorAll({selector!r})].map((e) => e.textContent)")
+
+
+def style(browser, selector, name):
+    element = f"document.querySelector({selector!r})"
+    return browser.value(f"getComputedStyle({element}).getPropertyValue({name!r})")
 
 
 def column(browser, place):
@@ -157,8 +163,33 @@ def test_plasticity_of_another_row_can_be_chosen(opened):
     label = "document.querySelector('#plasticity .plot').getAttribute('aria-label')"
     assert opened.value(label) == "Plasticity by layer, SynGAP"
     opened.click("#plasticity .choices label:nth-of-type(2) input")
-    assert opened.value(label) == "Plasticity by layer, syngap, no replay"
+    assert opened.value(label) == "Plasticity by layer, SynGAP, alone"
     assert texts(opened, "#plasticity .key .name")[:2] == ["whole network", "0.weight"]
+
+
+def test_weights_or_norms_and_biases_can_be_chosen(opened):
+    names = "#plasticity .maps figure:first-child tbody th"
+    assert texts(opened, names) == ["0.weight", "2.weight", "4.weight"]
+    opened.click("#plasticity form:nth-of-type(2) label:nth-of-type(2) input")
+    assert texts(opened, names) == ["0.bias", "2.bias", "4.bias"]
+    assert texts(opened, "#plasticity .key .name")[1:] == ["0.bias", "2.bias", "4.bias"]
+
+
+def test_maps_of_tensors_tell_their_values(opened):
+    importance, plasticity = (
+        "#plasticity .maps figure:first-child",
+        "#plasticity .maps figure:last-child",
+    )
+    opened.hover(f"{importance} tbody tr:nth-child(2) td:nth-child(4)")
+    told = text(opened, f"{importance} .readout")
+    assert told == "2.weight after task 3: 40.0"  # 1e-3 · (1 + 3) over the network's 1e-4
+    opened.click(f"{plasticity} tbody tr:last-child td:last-child")
+    assert re.fullmatch(r"4\.weight after task 5: 0\.\d\d", text(opened, f"{plasticity} .readout"))
+    shades = [
+        style(opened, f"{importance} tr:{place} td", "background-color")
+        for place in ("first-child", "last-child")
+    ]
+    assert shades[0] != shades[1]
 
 
 def test_matrix_cell_tells_its_value(opened):
@@ -179,6 +210,159 @@ def test_configuration_opens(opened):
     assert "syngap run digits" in text(opened, "#setup dl")
 
 
+# What some experiments have: several rates of a method, landscapes, the paper's numbers
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("full")
+    paper = {"experiment": "table1-cifar100-shared"}
+    runs = write_experiment(folder / "runs", RATES, (0, 1), every=20, extra=paper)
+    for row in ("sgd", "er", "syngap"):
+        write_made_landscape(runs / "landscapes", row, row)
+    found = read_runs(runs)
+    write_page(found, folder / "page.html", "rates", read_landscapes(runs))
+    return folder / "page.html"
+
+
+@pytest.fixture(params=["light", "dark", "phone"])
+def rich(request, browser, full):
+    width = 400 if request.param == "phone" else 1400
+    browser.open(full, width=width, dark=request.param == "dark")
+    yield browser
+    assert browser.complaints() == []
+    assert browser.requests() == [full.as_uri()]
+
+
+def test_no_part_makes_the_page_scroll_sideways(browser, full):
+    for width in (360, 400, 700, 1400):
+        browser.open(full, width=width)
+        assert browser.value("document.documentElement.scrollWidth") == width
+        wider = """[...document.querySelectorAll("svg, canvas, figure, .maps")].filter(
+            (e) => e.getBoundingClientRect().right > innerWidth + 1).length"""
+        assert browser.value(wider) == 0
+
+
+def test_rates_have_a_curve_that_the_pointer_reads(rich):
+    assert text(rich, "#sweeps h2") == "What the learning rate does"
+    assert texts(rich, "#sweeps .key .name") == ["ER", "SynGAP"]
+    best = texts(rich, "#sweeps .key .value")
+    assert re.fullmatch(r"\d+\.\d at 0\.1", best[0])
+    assert re.fullmatch(r"\d+\.\d at 0\.3", best[1])
+    rich.hover("#sweeps .plot", across=0.95)
+    assert text(rich, "#sweeps .key .at span") == "learning rate 1"
+    assert re.match(r"\d+\.\d", text(rich, "#sweeps .key li:first-child .value"))
+    assert text(rich, "#sweeps .key li:last-child .value") == "–"  # SynGAP was not run at 1
+    rich.hover("#sweeps .plot", across=0.02)
+    assert text(rich, "#sweeps .key .at span") == "learning rate 0.03"
+    assert text(rich, "#sweeps .key li:first-child .value") == "–"
+
+
+def test_arrow_keys_read_the_curve_and_a_measure_can_be_chosen(rich):
+    rich.value("document.querySelector('#sweeps .plot').focus()")
+    rich.press("Home")
+    said = "document.querySelector('#sweeps .plot').getAttribute('aria-valuetext')"
+    assert rich.value(said).startswith("learning rate 0.03: ER –, SynGAP ")
+    drawn = "document.querySelector('#sweeps .plot .curve').getAttribute('d')"
+    accuracy = rich.value(drawn)
+    rich.click("#sweeps .choices label:nth-of-type(2) input")
+    assert rich.value(drawn) != accuracy
+    assert "FM against learning rate" in text(rich, "#sweeps .note")
+
+
+def test_rows_at_other_rates_wait_to_be_asked_for(rich):
+    shown = "document.querySelectorAll('#stream .plot g.line').length"
+    assert rich.value(shown) == 3
+    rich.click("#stream .key .at button")
+    assert rich.value(shown) == len(RATES)
+    assert texts(rich, "#matrices .body > .matrices figcaption") == ["SynGAP", "ER", "SGD"]
+    rich.click("#matrices summary")
+    rich.wait_for("document.querySelector('#matrices details').open")
+    assert texts(rich, "#matrices details figcaption") == [
+        "ER, lr 0.3",
+        "SynGAP, lr 0.03",
+        "ER, lr 1.0",
+    ]
+
+
+def test_papers_numbers_stand_below_ours(rich):
+    line = "#results tbody:first-of-type tr.ours"
+    assert "27.28" in text(rich, f"{line} td .paper")
+    assert "27.28" not in text(rich, f"{line} td .mean")
+    assert "its setting is not this one" in text(rich, "#quoted")
+    assert rich.value("document.querySelectorAll('#results .paper').length") == 3 * (1 + 3)
+
+
+def test_differences_sort_by_click(rich):
+    names = "#against tbody th span:first-child"
+    before = texts(rich, names)
+    rich.click("#against thead th:nth-child(2) button")
+    sort = "document.querySelector('#against thead th:nth-child(2)').getAttribute('aria-sort')"
+    assert rich.value(sort) == "descending"
+    assert texts(rich, names) == ["SGD", "ER"] != before
+    rich.press("Enter")
+    assert texts(rich, names) == ["ER", "SGD"]
+
+
+def test_surface_is_painted_from_basin_to_highland(rich):
+    # Once: a canvas that is read often complains.
+    pixels = """(() => { const c = document.querySelector('#landscapes canvas');
+        const all = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        return [[0.5, 0.5], [0.75, 0.5], [0.03, 0.03]].map(([across, down]) => {
+            const at = 4 * (Math.floor(c.height * down) * c.width + Math.floor(c.width * across));
+            return [...all.slice(at, at + 3)].join(" "); }); })()"""
+    basin, slope, high = rich.value(pixels)
+    assert len({basin, slope, high}) == 3
+    assert style(rich, "#landscapes .levels span", "--band") == f"rgb({basin})"
+    assert rich.value("document.querySelectorAll('#landscapes figure').length") == 3
+    assert texts(rich, "#landscapes figcaption") == ["SGD", "ER", "SynGAP"]
+
+
+def test_surface_tells_the_loss_under_the_pointer(rich):
+    figure = "#landscapes figure:last-child"
+    resting = text(rich, f"{figure} .readout")
+    assert resting == "Loss 2.30 at the start, 0.010 after task 1, 1.50 after task 2"
+    assert texts(rich, f"{figure} .label") == ["start", "task 1", "task 2"]
+    rich.hover(f"{figure} canvas")  # its middle is task 1
+    assert text(rich, f"{figure} .readout") == "Loss 0.010, accuracy 99.0 % at 0.00, 0.00"
+    assert rich.value(f"document.querySelectorAll('{figure} .here').length") == 2
+    rich.value(f"document.querySelector('{figure} svg').focus()")
+    rich.press("ArrowUp")
+    assert text(rich, f"{figure} .readout").endswith("at 0.00, 0.25")
+    for _ in range(4):
+        rich.press("ArrowRight")
+        rich.press("ArrowUp")
+    assert text(rich, f"{figure} .readout").startswith("Loss beyond all bounds")
+
+
+def test_random_directions_can_be_shown(rich):
+    path = "document.querySelector('#landscapes .way:not(.halo)').getBBox().height"
+    assert rich.value(path) > 50
+    rich.click("#landscapes .choices label:nth-of-type(2) input")
+    assert rich.value(path) == 0
+    assert texts(rich, "#landscapes figure:first-child .label") == ["start, task 1, task 2"]
+    assert texts(rich, "#landscapes .note:not([hidden])")[0].startswith("Around the network")
+
+
+def test_surface_follows_a_change_of_the_system(browser, full):
+    browser.open(full)
+    canvas = "document.querySelector('#landscapes canvas').getContext('2d')"
+    pixel = f"[...{canvas}.getImageData(9, 9, 1, 1).data].join()"
+    light = browser.value(pixel)
+    browser.darken()
+    browser.wait_for(f"{pixel} !== {light!r}")
+
+
+def test_landscapes_alone_make_a_page(browser, tmp_path):
+    write_made_landscape(tmp_path, "er", "er", random=False)
+    write_page([], tmp_path / "page.html", "alone", read_landscapes(tmp_path))
+    browser.open(tmp_path / "page.html")
+    shown = "[...document.querySelectorAll('section:not([hidden])')].map((e) => e.id)"
+    assert browser.value(shown) == ["landscapes"]
+    assert texts(browser, "#landscapes .choices label") == []
+    assert browser.complaints() == []
+
+
 def test_hostile_names_stay_text(browser, tmp_path):
     hostile = "</script><img src=x onerror=console.log(1)>{{data}}<!--"
     runs = write_experiment(
@@ -191,7 +375,7 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert browser.value("document.title").startswith(hostile)
     assert hostile in text(browser, "#setup details pre")
-    assert "a</h2>" in texts(browser, "#matrices figcaption")
+    assert "ER (a</h2>)" in texts(browser, "#matrices figcaption")
     assert browser.complaints() == []
     assert browser.requests() == [(tmp_path / "page.html").as_uri()]
 

@@ -1,4 +1,4 @@
-"""The command line: `syngap demo`, `run`, `report`, `data`, `doctor`."""
+"""The command line: `syngap demo`, `run`, `tune`, `report`, `landscape`, `data`, `doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from syngap import __version__
 from syngap.errors import UserError
 
 if TYPE_CHECKING:
+    from syngap.experiments.config import Experiment
+    from syngap.experiments.folder import Run
     from syngap.experiments.plan import IfThere, Plan
+    from syngap.experiments.tuning import Tuning
 
 __all__ = ["app", "main"]
 
@@ -57,6 +60,7 @@ _Data = Annotated[Path | None, typer.Option("--data", help="folder the data are 
 _Fresh = Annotated[
     bool, typer.Option("--fresh", help="remove all earlier runs in the folder first")
 ]
+_Results = Annotated[Path, typer.Option("--results", help="folder of results")]
 _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="change the configuration, stream.epochs=2"),
@@ -100,29 +104,180 @@ def run(
     fresh: _Fresh = False,
 ) -> None:
     """Run an experiment: every method with every seed, a folder each, then the table and a page."""
-    if resume and fresh:
-        raise UserError("--resume goes on with earlier runs and --fresh removes them: give one")
-    if_there: IfThere = "resume" if resume else "replace" if fresh else "refuse"
-    again = {
-        "refuse": "The same command with --resume",
-        "resume": "The same command",
-        "replace": "The same command with --resume in place of --fresh",
-    }[if_there]
+    if_there, again = _if_there(resume, fresh)
     _experiment(experiment, settings or (), seeds, methods, workers, out, data, if_there, again)
 
 
 @app.command()
+def tune(
+    experiment: Annotated[str, typer.Argument(help="a YAML file, or an experiment that ships")],
+    settings: _Set = None,
+    methods: _Methods = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="of every row, in place of the file's")
+    ] = None,
+    workers: _Workers = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder; runs/NAME-search by default")
+    ] = None,
+    data: _Data = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the search that is there")
+    ] = False,
+    fresh: _Fresh = False,
+) -> None:
+    """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
+    from syngap.experiments.tuning import Tuning
+
+    if_there, again = _if_there(resume, fresh)
+    settings = [*(settings or ()), *([f"search.trials={trials}"] if trials else ())]
+    whole = _chosen(experiment, settings, None, None, data)
+    folder = out or Path("runs") / f"{whole.name}-search"
+    _tune(Tuning(whole, _rows(methods), folder, data=data, if_there=if_there), workers, again)
+
+
+@app.command()
 def report(
-    runs: Annotated[Path, typer.Argument(help="the folder that `syngap run` wrote")],
+    runs: Annotated[
+        Path, typer.Argument(help="the folder that `syngap run` wrote, or one that holds several")
+    ],
     markdown: Annotated[
         bool, typer.Option("--markdown", help="print the table as Markdown")
     ] = False,
     figure: Annotated[
         Path | None, typer.Option("--figure", help="also draw accuracy over the stream, as SVG")
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", help="also draw all figures into this folder, as SVG and PDF"),
+    ] = None,
 ) -> None:
-    """Make the table and the page again from the folders of an experiment."""
-    _report(runs, markdown=markdown, figure=figure)
+    """Make the table and the page again from the folders of an experiment, or of several."""
+    from syngap.report.results import Results, holds_experiments
+
+    if not holds_experiments(runs):
+        _report(runs, markdown=markdown, figure=figure, figures=figures)
+        return
+    if figure:
+        raise UserError(f"--figure: {runs} holds several experiments; name the folder of one")
+    for name in Results(runs).names():
+        typer.echo(f"## {name}\n" if markdown else name)
+        _report(runs / name, markdown=markdown, figures=figures / name if figures else None)
+
+
+@app.command()
+def fill(
+    documents: Annotated[list[Path], typer.Argument(help="Markdown files with marked blocks")],
+    results: _Results = Path("results"),
+    check: Annotated[
+        bool, typer.Option("--check", help="change nothing; exit code 1 where a block is stale")
+    ] = False,
+) -> None:
+    """Put numbers and tables from results into the marked blocks of documents."""
+    from syngap.report import blocks
+    from syngap.report.results import Results
+
+    known = Results(results)
+    if not check:
+        for document in documents:
+            typer.echo(f"{document}: blocks filled: {blocks.fill(document, known)}", err=True)
+        return
+    stale = [found for document in documents for found in blocks.stale(document, known)]
+    for found in stale:
+        typer.echo(f"{found.place}: not what {results} gives: {found.asked}\n{found.diff}\n")
+    if stale:
+        raise typer.Exit(1)
+
+
+@app.command()
+def keep(
+    runs: Annotated[Path, typer.Argument(help="the folder that `syngap run` wrote")],
+    to: Annotated[
+        Path | None, typer.Argument(help="where to keep them; results/NAME by default")
+    ] = None,
+    unfinished: Annotated[
+        bool,
+        typer.Option("--unfinished", help="keep failed runs too, leave out those under way"),
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="write over what is there with another content")
+    ] = False,
+) -> None:
+    """Copy runs to where results are kept: without checkpoints and folders of this machine."""
+    from syngap.experiments.folder import read_runs
+    from syngap.experiments.keep import keep as keep_runs
+
+    place = to or Path("results") / str(read_runs(runs)[0].config.get("experiment", runs.name))
+    kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
+    for name in kept.left_out:
+        typer.echo(f"{name} has not ended and is left out", err=True)
+    typer.echo(f"{len(kept.runs)} runs are in {place}; files written: {kept.written}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="an experiment in the folder of results")],
+    row: Annotated[
+        str | None,
+        typer.Option("--row", metavar="ROWS", help="er,syngap by default, or all"),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="how many of the recorded seeds")
+    ] = 1,
+    data: _Data = None,
+    results: _Results = Path("results"),
+    workers: _Workers = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder; runs/reproduce-NAME by default")
+    ] = None,
+    fresh: _Fresh = False,
+) -> None:
+    """Run recorded rows again, and say whether they fall inside the recorded spread."""
+    from syngap.experiments.plan import make_plan
+    from syngap.experiments.recorded import again, chosen_rows
+    from syngap.report.results import Results
+
+    _check_data(data)
+    recorded = Results(results).runs(name)
+    experiment = again(recorded, chosen_rows(recorded, _rows(row)), seeds)
+    folder = out or Path("runs") / f"reproduce-{name}"
+    plan = make_plan(experiment, folder, data=data, if_there="replace" if fresh else "resume")
+    failed = _run(plan, workers, f"The same command{' without --fresh' if fresh else ''}")
+    outside = _compare(recorded, folder, experiment)
+    if failed or outside:
+        raise typer.Exit(1)
+
+
+@app.command()
+def landscape(
+    experiment: Annotated[str, typer.Argument(help="a YAML file, or an experiment that ships")],
+    methods: _Methods = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="of the runs")] = 0,
+    settings: _Set = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder; runs/NAME/landscapes by default")
+    ] = None,
+    data: _Data = None,
+    points: Annotated[int, typer.Option("--points", min=2, help="of the grid, each way")] = 31,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="of task 1, at most")] = 1000,
+    random: Annotated[
+        bool, typer.Option("--random", help="also in a plane of two random directions")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="compute again what is there already")
+    ] = False,
+) -> None:
+    """Learn two tasks and compute the loss of the first in the plane of the path."""
+    from rich.console import Console
+
+    from syngap.experiments.landscape import plan_landscapes
+    from syngap.experiments.landscape_display import compute
+
+    chosen = _chosen(experiment, settings or (), str(seed), methods, data)
+    folder = out or Path("runs") / chosen.name / "landscapes"
+    jobs = plan_landscapes(chosen, folder, data=data, replaced=fresh)
+    compute(jobs, Console(stderr=True), points=points, samples=samples, random=random)
+    typer.echo(f"The landscapes are in {folder}; `syngap report` draws them", err=True)
 
 
 @app.command()
@@ -209,6 +364,21 @@ def _refused(message: str, code: int = 2) -> int:
     return code
 
 
+def _if_there(resume: bool, fresh: bool) -> tuple[IfThere, str]:
+    """Return what to do with earlier runs, and what to say would go on with these."""
+    if resume and fresh:
+        raise UserError("--resume goes on with earlier runs and --fresh removes them: give one")
+    if fresh:
+        return "replace", "The same command with --resume in place of --fresh"
+    return (
+        ("resume", "The same command") if resume else ("refuse", "The same command with --resume")
+    )
+
+
+def _rows(methods: str | None) -> list[str] | None:
+    return [row.strip() for row in methods.split(",")] if methods is not None else None
+
+
 def _experiment(
     name: str,
     settings: Sequence[str],
@@ -220,14 +390,9 @@ def _experiment(
     if_there: IfThere,
     again: str,
 ) -> None:
-    from syngap.experiments.config import Experiment, read, seeds_of, with_settings
     from syngap.experiments.plan import make_plan
 
-    if data is not None and not data.expanduser().is_dir():
-        raise UserError(f'--data: there is no folder "{data}"')
-    experiment = Experiment.from_mapping(with_settings(read(name), settings))
-    rows = [row.strip() for row in methods.split(",")] if methods is not None else None
-    experiment = experiment.select(rows, seeds_of(seeds) if seeds is not None else None)
+    experiment = _chosen(name, settings, seeds, methods, data)
     folder = out or Path("runs") / experiment.name
     plan = make_plan(experiment, folder, data=data, if_there=if_there)
     failed = _run(plan, workers, again)
@@ -239,6 +404,26 @@ def _experiment(
         _refused(str(error))
     if failed:
         raise typer.Exit(1)
+
+
+def _check_data(data: Path | None) -> None:
+    if data is not None and not data.expanduser().is_dir():
+        raise UserError(f'--data: there is no folder "{data}"')
+
+
+def _chosen(
+    name: str,
+    settings: Sequence[str],
+    seeds: str | None,
+    methods: str | None,
+    data: Path | None,
+) -> Experiment:
+    """Return the part of an experiment that was asked for."""
+    from syngap.experiments.config import Experiment, read, seeds_of, with_settings
+
+    _check_data(data)
+    experiment = Experiment.from_mapping(with_settings(read(name), settings))
+    return experiment.select(_rows(methods), seeds_of(seeds) if seeds is not None else None)
 
 
 def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
@@ -262,6 +447,31 @@ def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
     return display.failed
 
 
+def _tune(tuning: Tuning, workers: int | None, again: str) -> None:
+    from rich.console import Console
+
+    from syngap.experiments import chosen
+    from syngap.experiments.display import Display
+    from syngap.experiments.engine import default_workers, run_local
+
+    try:
+        with tuning.begun() as first, _terminated_like_interrupted():
+            with Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps) as display:
+                if first:
+                    workers = workers or default_workers(first)
+                    run_local(first, workers, display, tuning.following)
+            tuned = chosen.write_chosen(tuning)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. {again} goes on, in {tuning.plan.out}.", err=True)
+        raise typer.Exit(130) from None
+    Console().print(chosen.table(tuning))
+    for note in chosen.notes(tuning):
+        typer.echo(note)
+    typer.echo(f"The experiment with what was chosen is {tuned}")
+    if tuning.stopped:
+        raise typer.Exit(1)
+
+
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
     """Let SIGTERM, which batch systems send, end runs as Ctrl-C does."""
@@ -279,32 +489,64 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _report(runs: Path, *, markdown: bool = False, figure: Path | None = None) -> None:
+def _report(
+    runs: Path,
+    *,
+    markdown: bool = False,
+    figure: Path | None = None,
+    figures: Path | None = None,
+) -> None:
     from rich.console import Console
 
     from syngap.experiments.folder import read_runs
+    from syngap.experiments.surface import read_landscapes
     from syngap.report import table
-    from syngap.report.figures import accuracy_figure
+    from syngap.report.figures import accuracy_figure, every_figure
     from syngap.report.headline import headline
     from syngap.report.page import write_page
     from syngap.report.rows import rows
 
     if figure and figure.suffix != ".svg":
         raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
-    found = read_runs(runs)
+    surfaces = read_landscapes(runs)
+    alone = bool(surfaces) and not (runs / "experiment.yaml").is_file()
+    found = [] if alone else read_runs(runs)
     gathered = rows(found)
     if markdown:
         typer.echo(table.markdown(gathered))
-    else:
+    elif found:
         console = Console()
-        console.print(table.table(gathered))
+        console.print(table.table(gathered, console.width))
         console.print(f"{headline(gathered)}\n", highlight=False, markup=False)
     page = runs / "index.html"
-    write_page(found, page, title=str(found[0].config.get("experiment", runs.name)))
+    title = str(found[0].config.get("experiment", runs.name)) if found else runs.name
+    write_page(found, page, title, surfaces)
     typer.echo(f"The page is {page}", err=markdown)
     if figure:
         accuracy_figure(found, figure)
         typer.echo(f"The figure is {figure}", err=markdown)
+    if figures:
+        written, reasons = every_figure(found, surfaces, figures)
+        names = ", ".join(dict.fromkeys(path.stem for path in written))
+        typer.echo(f"The figures are in {figures}: {names}", err=markdown)
+        for reason in reasons:
+            typer.echo(f"Not drawn: {reason}", err=markdown)
+
+
+def _compare(recorded: Sequence[Run], folder: Path, experiment: Experiment) -> bool:
+    """Print what was run again beside what is recorded; return whether any row is outside."""
+    from syngap.experiments.folder import read_runs
+    from syngap.report import reproduction
+
+    asked = [
+        run
+        for run in read_runs(folder)
+        if run.row in experiment.methods and run.seed in experiment.seeds
+    ]
+    found = reproduction.reproduced(recorded, asked)
+    for row in found:
+        typer.echo("\n".join(reproduction.told(row)))
+    return any(row.inside is False for row in found)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,24 @@ from typing import Any
 import yaml
 
 from syngap.experiments.folder import Run
+from syngap.experiments.surface import Landscape
 from syngap.report.headline import against, rivals, subject, verdict
+from syngap.report.layers import is_weight, layers, title
+from syngap.report.paper import notes, quoted
 from syngap.report.rows import MEASURES, Row, Spread, missing
 from syngap.report.series import Band, accuracy_curve, boundaries, matrix, plasticity_curve
+from syngap.report.surfaces import digits, drawn
+from syngap.report.sweeps import Sweep, sweeps, variants
 from syngap.report.table import best, decimals
 
 __all__ = ["data"]
 
 
-def data(runs: Sequence[Run], rows: Sequence[Row]) -> dict[str, Any]:
+def data(
+    runs: Sequence[Run], rows: Sequence[Row], landscapes: Sequence[Landscape] = ()
+) -> dict[str, Any]:
     """Return the data of the page: `rows` are those of `runs`."""
+    swept = sweeps(rows)
     finished = {row.name: [r for r in runs if r.row == row.name and r.done] for row in rows}
     ours = subject(rows)
     shared, own = _configurations(runs)
@@ -29,8 +37,12 @@ def data(runs: Sequence[Run], rows: Sequence[Row]) -> dict[str, Any]:
         "missing": missing(rows),
         "axis": _axis([run for run in runs if run.done], [row.name for row in rows if row.joint]),
         "rows": [_row(row, finished[row.name], own[row.name]) for row in rows],
+        "sweeps": [_sweep(sweep) for sweep in swept],
+        "variants": variants(swept),
+        "notes": " ".join(notes(rows[0].experiment)) if rows else "",
         "shared": shared,
         "environment": _environment(runs),
+        **drawn(landscapes),
     }
 
 
@@ -78,6 +90,7 @@ def _row(row: Row, runs: Sequence[Run], config: str) -> dict[str, Any]:
         "unfinished": len(row.unfinished),
         "values": {measure: _spread(row.spread(measure)) for measure in MEASURES},
         "config": config,
+        "paper": {name: _spread(value) for name, value in quoted(row.experiment, row.name).items()},
     }
     if runs:
         found["R"] = [_band(band, 1) for band in matrix(runs)]
@@ -89,7 +102,39 @@ def _row(row: Row, runs: Sequence[Run], config: str) -> dict[str, Any]:
                 "places": _rounded(plasticity.places, 4),
                 "lines": {name: _rounded(b.mean, 3) for name, b in plasticity.lines.items()},
             }
+            found["layers"] = _layers(runs)
     return found
+
+
+def _layers(runs: Sequence[Run]) -> dict[str, Any] | None:
+    found = layers(runs)
+    if found is None:
+        return None
+    importance = found.importance
+    return {
+        "names": found.names,
+        "titles": [title(name) for name in found.names],
+        "weight": [is_weight(name) for name in found.names],
+        "importance": importance and [[digits(v, 3) for v in row] for row in importance],
+        "plasticity": [_rounded(row, 3) for row in found.plasticity],
+    }
+
+
+def _sweep(sweep: Sweep) -> dict[str, Any]:
+    return {
+        "name": sweep.name,
+        "values": sweep.values,
+        "logarithmic": sweep.logarithmic,
+        "lines": [
+            {
+                "label": line.label,
+                "method": line.method,
+                "values": line.values,
+                "rows": [row.name for row in line.rows],
+            }
+            for line in sweep.lines
+        ],
+    }
 
 
 def _spread(value: Spread | None) -> list[float | None] | None:
@@ -109,6 +154,8 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 def _configurations(runs: Sequence[Run]) -> tuple[str, dict[str, str]]:
     """Return as YAML what all runs share, and by row what is its own."""
+    if not runs:
+        return "", {}
     configs = [{k: v for k, v in r.config.items() if k not in ("row", "seed")} for r in runs]
     shared = {
         key: value

@@ -15,6 +15,7 @@ from typing import Any
 
 from syngap import __version__
 from syngap.experiments.folder import Run
+from syngap.experiments.surface import Landscape
 from syngap.report.data import data
 from syngap.report.headline import headline
 from syngap.report.rows import rows
@@ -22,9 +23,34 @@ from syngap.report.table import markdown
 
 __all__ = ["page", "write_page"]
 
+_SCRIPT = (  # in this order: each one idea, all in one function
+    "tools",
+    "looks",
+    "choices",
+    "sorting",
+    "against",
+    "table",
+    "axes",
+    "chart",
+    "sweeps",
+    "stream",
+    "matrices",
+    "layers",
+    "surfaces",
+    "setup",
+    "start",
+)
+
+_ALONE = "Where the path from task to task leads, on the loss of the first."
+
 
 def write_page(
-    runs: Sequence[Run], path: Path, title: str, *, made: datetime | None = None
+    runs: Sequence[Run],
+    path: Path,
+    title: str,
+    landscapes: Sequence[Landscape] = (),
+    *,
+    made: datetime | None = None,
 ) -> None:
     """Write the page of `runs` to `path`.
 
@@ -32,19 +58,27 @@ def write_page(
         runs: every run of the experiment, finished or not.
         path: the HTML file to write.
         title: what the experiment is called.
+        landscapes: that were computed for it; they alone make a page too.
         made: the time that the page gives as its own; now unless said.
     """
-    path.write_text(page(runs, title, made=made), encoding="utf-8", newline="\n")
+    path.write_text(page(runs, title, landscapes, made=made), encoding="utf-8", newline="\n")
 
 
-def page(runs: Sequence[Run], title: str, *, made: datetime | None = None) -> str:
+def page(
+    runs: Sequence[Run],
+    title: str,
+    landscapes: Sequence[Landscape] = (),
+    *,
+    made: datetime | None = None,
+) -> str:
     """Return the page of `runs` as HTML."""
     found = rows(runs)
     moment = (made or datetime.now(timezone.utc)).astimezone(timezone.utc)
-    template, style, script = map(_asset, ("page.html", "page.css", "page.js"))
+    template, style = _asset("page.html"), _asset("page.css")
+    script = _script()
     parts = {
         "title": html.escape(title),
-        "headline": html.escape(headline(found, numbers=False)),
+        "headline": html.escape(headline(found, numbers=False) if runs else _ALONE),
         "table": html.escape(markdown(found)),
         "made": f"{moment:%Y-%m-%d %H:%M} UTC",
         "version": html.escape(__version__),
@@ -53,7 +87,7 @@ def page(runs: Sequence[Run], title: str, *, made: datetime | None = None) -> st
         "script_hash": _hash(script),
         "style": style,
         "script": script,
-        "data": embedded(data(runs, found)),
+        "data": embedded(data(runs, found, landscapes)),
     }
     # In one pass, so that text that looks like a placeholder stays text.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
@@ -70,8 +104,13 @@ def embedded(value: Any) -> str:
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def _script() -> str:
+    parts = [_asset(f"script/{name}.js") for name in _SCRIPT]
+    return "\n".join(['\n"use strict";\n(() => {', *parts, "})();\n"])
+
+
 def _asset(name: str) -> str:
-    return files("syngap.report").joinpath(name).read_text(encoding="utf-8")
+    return (files("syngap.report") / "web" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

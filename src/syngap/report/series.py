@@ -20,13 +20,12 @@ __all__ = [
     "Curve",
     "accuracy_curve",
     "boundaries",
+    "importance_curve",
     "matrix",
     "plasticity_curve",
     "steps_of",
     "thin",
 ]
-
-_STATISTICS = ("mean", "q05", "q95")
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,21 @@ def accuracy_curve(runs: Sequence[Run], points: int = 300) -> Curve | None:
 def plasticity_curve(runs: Sequence[Run], points: int = 120) -> Curve | None:
     """Return "TENSOR/mean", "TENSOR/q05" and "TENSOR/q95" of the plasticity of each tensor.
 
-    The whole network's have no tensor: "/mean". None where a run tells nothing of its plasticity;
-    a line that is not finite throughout (the run diverged) is left out.
+    The whole network's have no tensor: "/mean". Runs that tell nothing of their plasticity are left
+    out, None where that is all of them; so is a line that is not finite throughout (the run
+    diverged).
     """
+    return _tensor_curve(runs, "plasticity", ("mean", "q05", "q95"), points)
+
+
+def importance_curve(runs: Sequence[Run], points: int = 120) -> Curve | None:
+    """Return "TENSOR/mean" of the importance of each tensor, "/mean" that of the network."""
+    return _tensor_curve(runs, "importance", ("mean",), points)
+
+
+def _tensor_curve(
+    runs: Sequence[Run], quantity: str, statistics: Sequence[str], points: int
+) -> Curve | None:
     moments = []
     for run in runs:
         ends = _ends(run)
@@ -91,14 +102,14 @@ def plasticity_curve(runs: Sequence[Run], points: int = 120) -> Curve | None:
             _place(step, ends): {
                 f"{'/'.join(tensor)}/{statistic}": value
                 for key, value in summary.items()
-                if key.startswith("plasticity/")
+                if key.startswith(f"{quantity}/")
                 for *tensor, statistic in [key.split("/")[1:]]
-                if statistic in _STATISTICS and math.isfinite(value)
+                if statistic in statistics and math.isfinite(value)
             }
             for step, summary in run.summaries.items()
         }
         moments.append({place: values for place, values in found.items() if values})
-    return _average(moments, points)
+    return _average([found for found in moments if found], points)
 
 
 def matrix(runs: Sequence[Run]) -> list[Band]:

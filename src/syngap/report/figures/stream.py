@@ -1,4 +1,4 @@
-"""Figures for documents, drawn by matplotlib, which is imported when one is asked for."""
+"""Accuracy over the stream."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from syngap.errors import UserError, nearest
 from syngap.experiments.folder import Run
+from syngap.report.figures.style import COLOURS, DASHES, INK, LINE, SOFT, bare, drawn
 from syngap.report.headline import rivals, subject
 from syngap.report.rows import Row, rows
 from syngap.report.series import Band, accuracy_curve, boundaries, steps_of
@@ -18,19 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["accuracy_figure"]
-
-_INK, _SOFT, _LINE = "#0a5bb0", "#59626d", "#d8dce1"
-_COLOURS = ("#cf4a0a", "#00855f", "#ad3f88", "#946500", "#2489bd")
-_DASHES = ((0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (1.5, 1.5)), (0, (8, 3)))
-_STYLE: dict[Any, Any] = {
-    "font.size": 11,
-    "svg.fonttype": "path",  # the same letters wherever it is shown
-    "svg.hashsalt": "syngap",  # the same names of elements each time
-    "text.color": _SOFT,
-    "axes.labelcolor": _SOFT,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-}
 
 
 @dataclass(frozen=True)
@@ -42,21 +30,14 @@ class _Line:
 
 
 def accuracy_figure(runs: Sequence[Run], path: Path, names: Sequence[str] | None = None) -> None:
-    """Draw the mean accuracy on the tasks seen so far over the stream, as SVG.
-
-    The background is white, so that the figure reads the same on a light page and on a dark one.
-    The same runs give the same bytes.
+    """Draw the mean accuracy on the tasks seen so far over the stream.
 
     Args:
         runs: every run of the experiment.
-        path: the SVG file to write.
+        path: the file to write; it ends in .svg or .pdf.
         names: the rows to draw; SynGAP, what the headline compares it with and the upper bound
             unless said.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     chosen = _chosen(rows(runs), names)
     finished = {row.name: [r for r in runs if r.row == row.name and r.done] for row in chosen}
     continual = [run for row in chosen if not row.joint for run in finished[row.name]]
@@ -64,9 +45,7 @@ def accuracy_figure(runs: Sequence[Run], path: Path, names: Sequence[str] | None
         raise UserError("a run has no metrics.jsonl: there is no stream to draw")
     ends = boundaries(continual)
     lines = _lines(chosen, finished, float(len(ends)))
-    with matplotlib.rc_context(_STYLE):
-        margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-        figure = Figure(figsize=(8, 4), facecolor="white", layout=margins)
+    with drawn(path, (8, 4)) as figure:
         axes = figure.add_subplot(
             xlabel="training steps", ylabel="accuracy on tasks seen so far, %"
         )
@@ -75,7 +54,6 @@ def accuracy_figure(runs: Sequence[Run], path: Path, names: Sequence[str] | None
         for line in reversed(lines):  # the first on top
             _draw(axes, line, steps_of(line.places, ends))
         _name(axes, lines)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def _chosen(found: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
@@ -93,17 +71,17 @@ def _chosen(found: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
 
 
 def _lines(chosen: Sequence[Row], finished: dict[str, list[Run]], tasks: float) -> list[_Line]:
-    looks = cycle(zip(_COLOURS, _DASHES * 2, strict=False))
+    looks = cycle(zip(COLOURS, DASHES * 2, strict=False))
     ours = subject(chosen)
     lines = []
     for row in chosen:
         if row.joint:
             level = row.spread("ACC")
             assert level is not None
-            look = {"color": _SOFT, "linewidth": 1.2, "linestyle": (0, (1, 2))}
+            look = {"color": SOFT, "linewidth": 1.2, "linestyle": (0, (1, 2))}
             lines.append(_Line(row.label, [0.0, tasks], Band([level.mean] * 2, None), look))
             continue
-        colour, dash = (_INK, "-") if row is ours else next(looks)
+        colour, dash = (INK, "-") if row is ours else next(looks)
         look = {"color": colour, "linestyle": dash, "linewidth": 2.4 if row is ours else 1.5}
         curve = accuracy_curve(finished[row.name])
         assert curve is not None
@@ -113,13 +91,10 @@ def _lines(chosen: Sequence[Row], finished: dict[str, list[Run]], tasks: float) 
 
 def _frame(axes: Axes, ends: Sequence[float]) -> None:
     for task, (start, end) in enumerate(pairwise([0.0, *ends]), start=1):
-        axes.axvline(start, color=_LINE, linewidth=0.8)
+        axes.axvline(start, color=LINE, linewidth=0.8)
         text = f"task {task}" if len(ends) <= 10 else str(task)
         axes.text((start + end) / 2, 101.5, text, ha="center", va="bottom", fontsize=10)
-    axes.grid(axis="y", color=_LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    bare(axes)
 
 
 def _draw(axes: Axes, line: _Line, steps: Sequence[float]) -> None:
@@ -145,6 +120,6 @@ def _name(axes: Axes, lines: Sequence[_Line], least: float = 6.0) -> None:
             f"{line.label} {end:.0f}",
             transform=axes.transAxes,
             color=line.look["color"],
-            weight="bold" if line.look["color"] == _INK else "normal",
+            weight="bold" if line.look["color"] == INK else "normal",
             va="center",
         )

@@ -1,0 +1,217 @@
+// A chart: lines over an axis, a key that switches them, a cursor that the pointer or the arrow
+// keys move and whose values the key shows.
+
+function chart(host, options) {
+  const plot = make(host, "svg", { class: "plot", tabindex: 0, role: "slider", "aria-valuemin": 0 });
+  const key = make(host, "div", { class: "key" });
+  const top = make(key, "p", { class: "at" });
+  const at = make(top, "span");
+  const all = make(top, "button", { type: "button" });
+  const list = make(key, "ul");
+  const hidden = new Set();
+  let axis = streamAxis;
+  let series = [];
+  let grid = [];
+  let cursor = null; // index into the grid
+  let hot = null;
+  let size = {};
+  let layer = null;
+
+  all.addEventListener("click", () => {
+    if (hidden.size) hidden.clear();
+    else series.forEach((line) => hidden.add(line.name));
+    draw();
+  });
+
+  function show(next) {
+    series = next.series;
+    axis = next.axis || streamAxis;
+    for (const name of next.hidden || []) hidden.add(name);
+    host.classList.toggle("many", series.length > 16);
+    plot.setAttribute("aria-label", next.label);
+    grid = (series.find((line) => line.places) || { places: [] }).places;
+    if (axis.rest === null) grid = [...new Set(series.flatMap((line) => line.places))].sort((a, b) => a - b);
+    plot.setAttribute("aria-valuemax", Math.max(grid.length - 1, 0));
+    options.own = next.own;
+    options.max = next.max;
+    if (cursor !== null && cursor >= grid.length) cursor = null;
+    list.replaceChildren();
+    for (const line of series) {
+      const item = make(list, "li", { class: line.look.strong ? "ours" : "" });
+      const button = make(item, "button", { type: "button", title: line.label });
+      swatch(button, line.look);
+      make(button, "span", { class: "name" }, line.label);
+      line.value = make(button, "span", { class: "value" });
+      line.button = button;
+      button.addEventListener("click", () => {
+        if (!hidden.delete(line.name)) hidden.add(line.name);
+        draw();
+      });
+      for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => point(line.name));
+      for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => point(null));
+    }
+    draw();
+  }
+
+  // Seeds may have been measured at other places of the stream, so look the next place up.
+  function valueAt(line, place) {
+    if (line.level) return line.level;
+    let low = axis.rest === null ? line.places.indexOf(place) : 0;
+    if (low < 0) return null;
+    while (axis.rest !== null && low < line.places.length - 1 && line.places[low] < place - 1e-9) low += 1;
+    return [line.mean[low], line.sd ? line.sd[low] : null];
+  }
+
+  function draw() {
+    const width = Math.max(plot.clientWidth || 300, 200);
+    const height = Math.round(Math.min(Math.max(width * 0.5, 230), 430));
+    size = { left: 34, right: width - 8, top: 22, bottom: height - 40 };
+    plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    plot.setAttribute("height", height);
+    plot.replaceChildren();
+    frame(height);
+    const lines = make(plot, "g");
+    // What matters is drawn last, on top.
+    for (const line of [...series].sort((a, b) => a.look.strong - b.look.strong)) {
+      line.button.setAttribute("aria-pressed", !hidden.has(line.name));
+      line.group = hidden.has(line.name) ? null : curve(lines, line);
+    }
+    all.textContent = hidden.size ? "show all" : "hide all";
+    layer = make(plot, "g");
+    point(hot);
+    read();
+  }
+
+  const x = (place) => size.left + axis.share(place) * (size.right - size.left);
+  const y = (value) => size.bottom - (value / options.max) * (size.bottom - size.top);
+
+  function frame(height) {
+    if (options.own !== null) {
+      make(plot, "rect", {
+        class: "own", x: x(options.own), width: x(options.own + 1) - x(options.own),
+        y: size.top, height: size.bottom - size.top,
+      });
+    }
+    const step = roundStep(options.max, 6);
+    for (let value = 0; value <= options.max + 1e-9; value += step) {
+      make(plot, "line", { class: "grid", x1: size.left, x2: size.right, y1: y(value), y2: y(value) });
+      make(plot, "text", { x: size.left - 7, y: y(value) + 4, "text-anchor": "end" }, options.format(value));
+    }
+    axis.draw(plot, x, size);
+    make(plot, "text", { x: (size.left + size.right) / 2, y: height - 5, "text-anchor": "middle" }, axis.label);
+  }
+
+  function curve(parent, line) {
+    const look = line.look;
+    const group = make(parent, "g", {
+      class: `line ${look.kind}${look.strong ? " strong" : ""}${line.onhover ? " onhover" : ""}`,
+      "data-name": line.name,
+    });
+    if (look.depth !== undefined) group.style.setProperty("--depth", look.depth);
+    const path = (values, start) => values.map((value, index) =>
+      `${index ? "L" : start}${x(line.places[index]).toFixed(1)} ${y(value).toFixed(1)}`);
+    if (line.level) {
+      const height = y(line.level[0]);
+      make(group, "line", {
+        class: "curve", x1: size.left, x2: size.right, y1: height, y2: height, "stroke-dasharray": look.dash,
+      });
+      return group;
+    }
+    if (line.low) {
+      const back = path(line.low, "M").reverse().map((point) => `L${point.slice(1)}`);
+      make(group, "path", { class: "area", d: `${path(line.high, "M").join("")}${back.join("")}Z` });
+    }
+    make(group, "path", { class: "curve", d: path(line.mean, "M").join(""), "stroke-dasharray": look.dash });
+    if (line.dots) {
+      line.places.forEach((place, index) =>
+        make(group, "circle", { class: "dot", cx: x(place), cy: y(line.mean[index]), r: 3.5 }));
+    }
+    return group;
+  }
+
+  function point(name) {
+    hot = name;
+    const line = series.find((other) => other.name === name);
+    plot.classList.toggle("pointing", Boolean(line && line.group));
+    for (const other of series) {
+      other.button.classList.toggle("hot", other === line);
+      if (other.group) other.group.classList.toggle("hot", other === line);
+    }
+  }
+
+  function read() {
+    const place = cursor === null ? axis.rest : grid[cursor];
+    const when = place === null ? options.resting : axis.named(place);
+    at.textContent = when;
+    layer.replaceChildren();
+    if (cursor !== null) {
+      make(layer, "line", { class: "cursor", x1: x(place), x2: x(place), y1: size.top, y2: size.bottom });
+    }
+    const said = [];
+    for (const line of series) {
+      const value = place === null ? null : valueAt(line, place);
+      const text = place === null ? line.resting : value ? options.show(value) : "–";
+      const [mean, sd] = text.split(" ± ");
+      line.value.textContent = mean;
+      if (sd) make(line.value, "span", { class: "sd" }, ` ± ${sd}`);
+      if (hidden.has(line.name)) continue;
+      said.push(`${line.label} ${text}`);
+      if (cursor === null || line.level || !value) continue;
+      const dot = make(layer, "circle", { class: `dot ${line.look.kind}`, cx: x(place), cy: y(value[0]), r: 4 });
+      if (line.look.depth !== undefined) dot.style.setProperty("--depth", line.look.depth);
+    }
+    plot.setAttribute("aria-valuenow", cursor === null ? Math.max(grid.length - 1, 0) : cursor);
+    plot.setAttribute("aria-valuetext", `${when}: ${said.join(", ")}`);
+  }
+
+  function nearest(event) {
+    const box = plot.getBoundingClientRect();
+    const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    let found = 0;
+    grid.forEach((place, index) => {
+      if (Math.abs(x(place) - px) < Math.abs(x(grid[found]) - px)) found = index;
+    });
+    cursor = grid.length ? found : null;
+    read();
+    let closest = null;
+    let distance = 14;
+    for (const line of series) {
+      const value = line.group && cursor !== null ? valueAt(line, grid[cursor]) : null;
+      if (!value) continue;
+      const away = Math.abs(y(value[0]) - py);
+      if (away < distance) [closest, distance] = [line.name, away];
+    }
+    point(closest);
+  }
+
+  plot.addEventListener("pointermove", nearest);
+  plot.addEventListener("pointerdown", nearest);
+  plot.addEventListener("pointerleave", (event) => {
+    point(null);
+    if (event.pointerType !== "mouse") return; // a finger that was lifted is still reading
+    cursor = null;
+    read();
+  });
+  plot.addEventListener("keydown", (event) => {
+    const last = grid.length - 1;
+    const now = cursor === null ? last : cursor;
+    const ends = grid.map((place, index) => (Number.isInteger(place) ? index : -1)).filter((i) => i >= 0);
+    const moves = {
+      ArrowLeft: now - 1, ArrowDown: now - 1, ArrowRight: now + 1, ArrowUp: now + 1, Home: 0, End: last,
+      PageDown: ends.filter((index) => index < now).pop() ?? 0,
+      PageUp: ends.find((index) => index > now) ?? last,
+      Escape: null,
+    };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    cursor = moves[event.key] === null ? null : Math.min(Math.max(moves[event.key], 0), last);
+    read();
+  });
+  let width = 0;
+  new ResizeObserver(() => {
+    if (plot.clientWidth === width || !series.length) return;
+    width = plot.clientWidth;
+    draw();
+  }).observe(plot);
+  return show;
+}

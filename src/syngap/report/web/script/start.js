@@ -1,0 +1,9 @@
+drawAgainst();
+drawTable();
+drawMissing();
+drawSweeps();
+drawStream();
+drawMatrices();
+drawLayers();
+drawSurfaces();
+drawSetup();

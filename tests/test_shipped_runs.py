@@ -1,0 +1,145 @@
+"""Commands that ship end in a table: on real COIL-100, and on its frames in CORe50's layout."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from realdata import unpacked
+from tiny import called, run_inline
+
+from syngap.experiments import engine
+
+SETTINGS = (
+    "model.width=2",
+    "stream.epochs=1",
+    "training.device=cpu",
+    "training.precision=fp32",  # bf16 is slow on a CPU
+)
+SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
+LABELS = {"SGD", "SGDM", "Adam", "Ballistic", "EWC++", "ER", "ER-ACE", "DER++", "SynGAP", "Joint"}
+
+
+@pytest.fixture(scope="module")
+def coil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder around coil100."""
+    return unpacked("coil100", tmp_path_factory)
+
+
+def coil_as_core50(coil: Path, root: Path, size: int, frames: int = 2) -> None:
+    """COIL-100's objects 1 to 50 in CORe50's layout: a session is a few neighbouring poses.
+
+    Sessions begin 30 degrees apart. It has CORe50's names and counts of objects and sessions, and
+    nothing of its backgrounds and hands.
+    """
+    for session, thing in product(range(1, 12), range(1, 51)):
+        folder = root / f"core50_{size}x{size}" / f"s{session}" / f"o{thing}"
+        folder.mkdir(parents=True)
+        for frame in range(frames):
+            name = f"C_{session:02d}_{thing:02d}_{frame:03d}.png"
+            degrees = 30 * (session - 1) + 5 * frame
+            with Image.open(coil / "coil100" / f"obj{thing:03d}" / f"{degrees:03d}.png") as view:
+                image = view.resize((size, size), Image.Resampling.BOX)
+            image.save(folder / name, compress_level=1)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder on a machine without data sets."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SYNGAP_DATA", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def call(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line, with its runs in this process: a worker takes seconds to start."""
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    return lambda *arguments: called(capsys, *arguments)
+
+
+def accuracy(run: Path) -> list[list[float]]:
+    """R, a list for each line."""
+    with (run / "accuracy.csv").open(newline="") as file:
+        return [[float(value) for value in line[1:]] for line in list(csv.reader(file))[1:]]
+
+
+def steps(run: Path) -> int:
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "done"
+    return int(status["steps"])
+
+
+def test_core50_nc_ends_in_a_table_of_all_methods_on_coil100_frames_in_core50s_layout(
+    coil: Path, here: Path
+) -> None:
+    """These are COIL-100 frames in CORe50's layout, not CORe50: the command works, no result."""
+    coil_as_core50(coil, here / "data", size=32)
+    command = "run core50-nc --data data --seeds 0 --workers 2"
+    done = subprocess.run(  # as a user gives it, with worker processes and all
+        [sys.executable, "-m", "syngap", *command.split(), *SMALL],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "holds 1100 of 164866 frames: results will not be CORe50's" in done.stderr
+    assert {line.split()[0] for line in done.stdout.splitlines() if line.strip()} >= LABELS
+    assert "Not in these numbers" not in done.stdout
+    runs = here / "runs" / "core50-nc"
+    # 800 frames of the other eight sessions: 160 in the first task, 80 in each of eight.
+    for run in runs.glob("*-0"):
+        tasks = 1 if run.name == "joint-0" else 9
+        assert steps(run) == (13 if tasks == 1 else 3 + 8 * 2), run
+        assert [len(line) for line in accuracy(run)] == [9] * tasks, run
+    assert len([*runs.glob("*-0")]) == len(LABELS)
+
+
+@pytest.mark.filterwarnings("ignore:.*of 164866 frames")
+def test_core50_nc_takes_the_large_images_too_on_coil100_frames_in_core50s_layout(
+    coil: Path, here: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    """These are COIL-100 frames in CORe50's layout, not CORe50."""
+    coil_as_core50(coil, here / "data", size=128, frames=1)
+    code, _, said = call(
+        *("run", "core50-nc", "--data", "data", "--seeds", "0", "--methods", "er", *SMALL),
+        *("--set", "stream.size=128", "--set", "stream.first=2"),
+    )
+    assert code == 0, said
+    assert steps(here / "runs" / "core50-nc" / "er-0") == 2 + 1  # 80 frames, then 40
+
+
+def test_coil100_nc_needs_only_the_folder_around_coil100(
+    coil: Path, here: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, said = call(
+        *("run", "coil100-nc", "--data", coil, "--seeds", "0", "--methods", "er,syngap", *SMALL),
+        *("--set", "stream.first=2"),
+    )
+    assert code == 0, said
+    runs = here / "runs" / "coil100-nc"
+    for row in ("er", "syngap"):
+        assert steps(runs / f"{row}-0") == 2 * 9  # 540 views, 64 at a time
+        assert [len(line) for line in accuracy(runs / f"{row}-0")] == [2, 2]
+
+
+def test_coil100_nc_says_what_is_missing(
+    here: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, printed, said = call("run", "coil100-nc", "--data", here)
+    assert (code, printed) == (2, "")
+    assert said.startswith("syngap: stream.path: there is no ")
+    assert str(here / "coil100") in said
