@@ -4,10 +4,10 @@ VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs results check-results bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=python3.12 make ... uses another interpreter"
 
 demo: $(VENV)/.installed ## compare all methods on handwritten digits: a table and a page
@@ -25,6 +25,14 @@ lint: $(VENV)/.with-dev ## check style, types and the direction of imports
 docs: $(VENV)/.with-docs ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict --quiet
 	@echo "The documentation is in site/index.html"
+
+DOCUMENTS = README.md results/README.md docs/*.md
+
+results: $(VENV)/.installed ## put the numbers of results/ into README and docs
+	@"$(BIN)/syngap" fill $(DOCUMENTS)
+
+check-results: $(VENV)/.installed ## fail where README or docs say another number than results/
+	@"$(BIN)/syngap" fill --check $(DOCUMENTS)
 
 bench: $(VENV)/.with-bench ## measure speed and memory against other packages
 	@"$(BIN)/python" benchmarks/run.py
