@@ -7,10 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from learning import CASES as METHODS
+from learning import beginning, picture_tasks, weights
+from notebook import Interrupted, Notebook
 from torch import Tensor, nn
 from torch.nn import functional
 
 from syngap import SynGAP
+from syngap.methods.syngap import SynGAP as SynGAPMethod
+from syngap.streams import Stream
+from syngap.training import train
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -229,3 +235,50 @@ def test_peak_memory_of_exact_is_bounded() -> None:
     optimizer.observe(logits)
     whole_batch = 256 * 1024 * 1024 * 4
     assert torch.cuda.max_memory_allocated() - before < whole_batch / 2
+
+
+# Whole runs by graphs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
+    results = []
+    for captured in (False, True):
+        tasks = picture_tasks(per_class=13)
+        stream = Stream(tasks, 0, batch=4, epochs=2)
+        begin = beginning(case, stream, device="cuda", captured=captured)
+        stream = stream.presented(begin().sees).to(torch.device("cuda"))
+        notebook = Notebook()
+        method = train(stream, begin, notebook, evaluate_every=7)
+        results.append((weights(method), notebook.evaluations))
+    for name, value in results[0][0].items():
+        torch.testing.assert_close(results[1][0][name], value, rtol=1e-3, atol=1e-4, msg=name)
+    accuracies = [[one.accuracy for one in told] for _, told in results]
+    torch.testing.assert_close(
+        torch.tensor(accuracies[1]), torch.tensor(accuracies[0]), atol=12.0, rtol=0
+    )
+
+
+def test_graphs_are_replayed_and_not_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(picture_tasks(per_class=40), 0, batch=4, epochs=3)
+    begin = beginning("syngap", stream, device="cuda", captured=True)
+    calls = []
+    learn = SynGAPMethod.learn
+    monkeypatch.setattr(
+        SynGAPMethod, "learn", lambda self, batch: (calls.append(1), learn(self, batch))
+    )
+    train(stream.to(torch.device("cuda")), begin, Notebook())
+    assert 5 <= len(calls) <= 12 < len(stream) / 4
+
+
+def test_a_captured_run_goes_on_from_its_checkpoint() -> None:
+    stream = Stream(picture_tasks(per_class=13), 0, batch=4, epochs=2)
+    begin = beginning("syngap", stream, device="cuda", captured=True)
+    stream = stream.to(torch.device("cuda"))
+    whole = train(stream, begin, Notebook())
+    broken = Notebook(keep_every=11, fails_at=60)
+    with pytest.raises(Interrupted):
+        train(stream, begin, broken)
+    again = train(stream, begin, Notebook(checkpoint=broken.checkpoint))
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(again)[name], value, rtol=1e-3, atol=1e-4, msg=name)

@@ -41,6 +41,7 @@ __all__ = [
     "FORMAT",
     "Experiment",
     "Training",
+    "as_then",
     "completed",
     "parsed",
     "read",
@@ -60,6 +61,7 @@ class Training:
     Args:
         device: "auto" is the GPU where there is one.
         precision: "fp32", or "bf16" for the network's forward pass.
+        captured: replay training steps as CUDA graphs, on a GPU.
         threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
             is part of the experiment and does not follow the number of workers.
         evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
@@ -68,6 +70,7 @@ class Training:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "fp32"
+    captured: bool = False
     threads: Count = 1
     evaluate_every: Natural = 0
     checkpoint_seconds: NonNegative = 60.0
@@ -134,6 +137,8 @@ class Experiment:
                 if row in methods.registry.names():
                     hint = f" row; --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
+        if self.search and seeds is not None:
+            self.search.check_apart_from(seeds)
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
         return replace(
             self,
@@ -179,6 +184,14 @@ class Experiment:
         ]
 
 
+def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version wrote, with what it did without saying: short last batches."""
+    stream = written.get("stream")
+    if not isinstance(stream, dict):
+        return dict(written)
+    return {**written, "stream": {**stream, "remainder": stream.get("remainder", "short")}}
+
+
 def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration `run` with the options that came later than it, at their defaults.
 
@@ -194,10 +207,10 @@ def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]
         "training": defaults(Training),
         "method": defaults(methods.registry.get(like["method"]["name"])),
     }
-    complete = dict(run)
+    complete = as_then(run)
     for part, options in added.items():
-        if isinstance(run.get(part), dict):
-            complete[part] = {**options, **run[part]}
+        if isinstance(complete.get(part), dict):
+            complete[part] = {**options, **complete[part]}
     return complete
 
 

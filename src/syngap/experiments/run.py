@@ -64,6 +64,7 @@ def stream_of(config: dict[str, Any], data: Path | None) -> Stream:
 def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> Callable[[], Method]:
     """Return a function that makes the run's method with a fresh network, the same each time."""
     network, method, seed = dict(config["model"]), dict(config["method"]), config["seed"]
+    training = Training(**config["training"])
     build = models.registry.get(network.pop("name"))
     kind = methods.registry.get(method.pop("name"))
 
@@ -75,7 +76,8 @@ def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> C
                 stream.transform,
                 seed=seed,
                 device=device,
-                precision=config["training"]["precision"],
+                precision=training.precision,
+                captured=training.captured and device.type == "cuda",
             )
         except UserError as error:
             raise UserError(f"model: {error}") from error

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from syngap.memory.drawing import subset
 from syngap.memory.fields import Fields
+from syngap.tape import decided
 
 __all__ = ["Memory"]
 
@@ -60,13 +61,8 @@ class Memory(ABC):
                 length. The first call fixes names, shapes and dtypes.
         """
         count = self._fields.admit(fields)
-        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
-        slots = self._slots(uniform, fields)
-        # Where two of a batch want the same slot the later one has it; writing both at once would
-        # leave that to chance on an accelerator.
-        latest = {slot: row for row, slot in enumerate(slots) if slot < self.size}
-        self._fields.write(fields, rows=list(latest.values()), slots=list(latest))
-        self.seen += count
+        slots = decided(lambda: self._places(count, fields), self._fields.device)
+        self._fields.write(fields, slots)
 
     def draw(self, count: int) -> dict[str, Tensor]:
         """Return `count` different samples, or all where there are fewer; {} where there are none.
@@ -75,7 +71,7 @@ class Memory(ABC):
         """
         if not self:
             return {}
-        return self._fields.read(subset(min(count, len(self)), len(self), self._generator))
+        return self._fields.read(decided(lambda: self._some(count), self._fields.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything: nested dictionaries of tensors and whole numbers."""
@@ -93,6 +89,24 @@ class Memory(ABC):
         self.seen = state["seen"]
         self._generator.set_state(state["generator"].cpu())
         self._fields.load_state_dict(state["fields"])
+
+    def _some(self, count: int) -> Tensor:
+        """Return the slots of `count` samples, or of all."""
+        return torch.tensor(subset(min(count, len(self)), len(self), self._generator))
+
+    def _places(self, count: int, fields: Mapping[str, Tensor]) -> Tensor:
+        """Return the slot of each of `count` new samples, and count them; `size` is nowhere."""
+        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
+        slots = self._slots(uniform, fields)
+        # Where two of a batch want the same slot the later one has it; writing both at once would
+        # leave that to chance on an accelerator.
+        latest = {slot: row for row, slot in enumerate(slots)}
+        kept = [
+            slot if slot < self.size and latest[slot] == row else self.size
+            for row, slot in enumerate(slots)
+        ]
+        self.seen += count
+        return torch.tensor(kept, dtype=torch.int64)
 
     @abstractmethod
     def _slots(self, uniform: Tensor, fields: Mapping[str, Tensor]) -> list[int]:

@@ -13,13 +13,15 @@ __all__ = ["Fields"]
 class Fields:
     """Named tensors of `size` rows; the first samples fix names, shapes and dtypes.
 
+    One more row takes what is not kept, so that writing does the same work at every step.
+
     Examples:
         >>> fields, samples = Fields(2), {"y": torch.tensor([7, 8, 9])}
         >>> fields.admit(samples)
         3
-        >>> fields.write(samples, rows=[2, 1], slots=[0, 1])
-        >>> fields.read([0])
-        {'y': tensor([9])}
+        >>> fields.write(samples, torch.tensor([2, 1, 0]))
+        >>> fields.read(torch.tensor([0, 1]))
+        {'y': tensor([9, 8])}
     """
 
     def __init__(self, size: int, device: torch.device | str | None = None) -> None:
@@ -39,19 +41,16 @@ class Fields:
             raise ValueError(f"got fields {given}, but this memory began with {expected}")
         return len(next(iter(samples.values())))
 
-    def write(self, samples: Mapping[str, Tensor], rows: list[int], slots: list[int]) -> None:
-        """Copy the samples at `rows` to `slots`, which are all different."""
-        if not slots:
+    def write(self, samples: Mapping[str, Tensor], slots: Tensor) -> None:
+        """Copy each sample to its slot; below `size` these are all different."""
+        if not self.size:
             return
-        to = _index(slots, self.device)
         for name, values in samples.items():
-            taken = values.detach().index_select(0, _index(rows, values.device))
-            self.tensors[name].index_copy_(0, to, taken.to(self.device))
+            self.tensors[name].index_copy_(0, slots, values.detach().to(self.device))
 
-    def read(self, slots: list[int]) -> dict[str, Tensor]:
+    def read(self, slots: Tensor) -> dict[str, Tensor]:
         """Return copies of the samples at `slots`."""
-        index = _index(slots, self.device)
-        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
+        return {name: tensor.index_select(0, slots) for name, tensor in self.tensors.items()}
 
     def state_dict(self, length: int) -> dict[str, Tensor]:
         """Return copies of the first `length` samples, which are all there is."""
@@ -66,13 +65,8 @@ class Fields:
 
     def _allocate(self, like: Mapping[str, Tensor]) -> None:
         for name, values in like.items():
-            shape = (self.size, *values.shape[1:])
+            shape = (self.size + 1, *values.shape[1:])
             self.tensors[name] = torch.empty(shape, dtype=values.dtype, device=self.device)
-
-
-def _index(numbers: list[int], device: torch.device) -> Tensor:
-    # Without non_blocking the CPU would wait until the accelerator has nothing left to do.
-    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _kinds(samples: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

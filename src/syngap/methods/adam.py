@@ -33,5 +33,9 @@ class Adam(Method):
     ) -> None:
         super().__init__(learner)
         self.optimizer = torch.optim.Adam(
-            learner.parameters(), lr=lr, betas=(beta1, beta2), weight_decay=weight_decay
+            learner.parameters(),
+            lr=lr,
+            betas=(beta1, beta2),
+            weight_decay=weight_decay,
+            capturable=learner.captured,
         )

@@ -46,7 +46,9 @@ class Descent(Method):
         parameters = learner.parameters()
         self.optimizer: Optimizer
         if optimizer == "adam":
-            self.optimizer = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+            self.optimizer = torch.optim.Adam(
+                parameters, lr=lr, weight_decay=weight_decay, capturable=learner.captured
+            )
         elif optimizer == "ballistic":
             self.optimizer = optim.Ballistic(parameters, lr=lr, weight_decay=weight_decay)
         else:

@@ -49,13 +49,16 @@ class EWCpp(ER):
         self.anchor = [parameter.detach().clone() for parameter in parameters]
         self.steps = 0
 
-    def step(self, batch: Batch) -> None:
+    def learn(self, batch: Batch) -> None:
         """Learn from one batch: the penalty's gradient joins that of the cross-entropy by hand."""
         self.optimizer.zero_grad()
         self.loss(batch).backward()  # type: ignore[no-untyped-call]
         self._observe_and_pull()
         self.optimizer.step()
         self.remember(batch)
+
+    def between(self) -> None:
+        """Consolidate at each `interval`."""
         self.steps += 1
         if self.steps % self.interval == 0:
             self._consolidate()

@@ -25,6 +25,8 @@ class Learner:
         seed: of every random number drawn while training.
         device: where to work.
         precision: "bf16" runs the network under autocast; parameters and loss stay float32.
+        captured: whether steps are to be captured in CUDA graphs, in which no one can look at
+            values.
 
     Examples:
         >>> learner = Learner(nn.Linear(2, 3), lambda x, generator: x / 255)
@@ -40,8 +42,10 @@ class Learner:
         seed: int = 0,
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
+        captured: bool = False,
     ) -> None:
         self.device, self.precision = torch.device(device), precision
+        self.captured = captured
         self.model = model.to(self.device).train()
         # Tensor cores read channels last: in the usual order two fifths of a ResNet's time on a GPU
         # goes into turning tensors around.

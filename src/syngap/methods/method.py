@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
@@ -47,14 +48,29 @@ class Method:
         return cross_entropy(self.learner.predict(batch.x), batch.y)
 
     def step(self, batch: Batch) -> None:
-        """Learn from one batch."""
+        """Learn from one batch, then do what comes between two."""
+        self.learn(batch)
+        self.between()
+
+    def learn(self, batch: Batch) -> None:
+        """Learn from one batch. On a GPU this may be captured once and replayed from then on."""
         self.optimizer.zero_grad()
         self.loss(batch).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.remember(batch)
 
+    def between(self) -> None:
+        """Do what is done now and then, and count; always run as it stands."""
+
     def remember(self, batch: Batch) -> None:
         """Keep what is worth keeping of a batch that was just learned."""
+
+    def phase(self) -> Hashable:
+        """Return what the next `learn` does, where that is not the same at every step."""
+        return None
+
+    def replayed(self) -> None:
+        """Count, as `learn` would have counted: it was replayed."""
 
     def summary(self) -> dict[str, float]:
         """Return numbers to log about the method itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Literal
 
 from torch import Tensor
@@ -76,7 +77,9 @@ class SynGAP(ER):
         }
         self.optimizer: optim.SynGAP
         if optimizer == "sgd":  # the same steps as wrap would take, with less traffic
-            self.optimizer = optim.SynGAP(learner.parameters(), **own, **gate)
+            self.optimizer = optim.SynGAP(
+                learner.parameters(), capturable=learner.captured, **own, **gate
+            )
         else:
             self.optimizer = optim.SynGAP.wrap(self.optimizer, **gate)
 
@@ -86,6 +89,14 @@ class SynGAP(ER):
         logits = self.learner.predict(x)
         self.optimizer.observe(logits, targets=y if self.true_labels else None)
         return cross_entropy(logits, y)
+
+    def phase(self) -> Hashable:
+        """Return whether importance is observed in the next step."""
+        return self.optimizer.is_due()
+
+    def replayed(self) -> None:
+        """Count the step, which decides when importance is next observed."""
+        self.optimizer.count()
 
     def summary(self) -> dict[str, float]:
         """Return plasticity and importance, overall and by tensor."""

@@ -233,7 +233,7 @@ class SynGAP(Optimizer):
             targets: true labels, used by estimator "empirical" alone; -100 leaves a position out.
             mask: boolean, one entry a prediction; False (padding) leaves it out.
         """
-        if not self._is_due():
+        if not self.is_due():
             return
         self._names()  # or a head that was replaced without grow() would never learn
         observation = self._estimator.estimate(
@@ -272,6 +272,16 @@ class SynGAP(Optimizer):
             )
         super().zero_grad(set_to_none)
         self._observation = None
+
+    def is_due(self) -> bool:
+        """Return whether the next step refreshes importance, as every k-th does."""
+        return self._steps() % self._every == 0
+
+    def count(self) -> None:
+        """Count a step. `step()` does; a replayed CUDA graph, which runs no Python, does not."""
+        for group in self.param_groups:
+            group["steps"] += 1
+        self._estimator.record(self.is_due())
 
     # To look at.
 
@@ -376,7 +386,7 @@ class SynGAP(Optimizer):
                 params = self._trainable()
                 seen = merged(seen, self._estimator.estimate(prediction, params, labelled=False))
         finally:
-            self._estimator.record(self._is_due())
+            self._estimator.record(self.is_due())
         if seen is None:
             raise ValueError("consolidate needs at least one batch with a finite importance")
         with torch.no_grad():
@@ -468,7 +478,7 @@ class SynGAP(Optimizer):
                 group.setdefault(key, value)  # an option that the saving version did not have
         self._observation = None
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
-        self._estimator.record(self._is_due())
+        self._estimator.record(self.is_due())
 
     def __getstate__(self) -> dict[str, Any]:
         """Give copy and pickle the attributes that torch's Optimizer would leave out."""
@@ -540,9 +550,6 @@ class SynGAP(Optimizer):
     def _steps(self) -> int:
         return int(self.param_groups[0]["steps"])
 
-    def _is_due(self) -> bool:
-        return self._steps() % self._every == 0
-
     def _is_capturable(self) -> bool:
         return any(group.get("capturable", False) for group in self.param_groups)
 
@@ -575,9 +582,7 @@ class SynGAP(Optimizer):
         works = self._lay_out(seen, network)
         if seen is not None:
             self._warn_if_damped(network)
-        for group in self.param_groups:
-            group["steps"] += 1
-        self._estimator.record(self._is_due())
+        self.count()
         return works
 
     def _moves(self) -> bool:

@@ -137,7 +137,7 @@ class WrappedSynGAP(SynGAP):
                     own.setdefault(index, {})[key] = value
         super().load_state_dict(state_dict | {"state": own})
         self.base.load_state_dict(state_dict | {"state": base})
-        self._estimator.record(self._is_due())
+        self._estimator.record(self.is_due())
 
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""

@@ -10,7 +10,8 @@ import torch
 
 from syngap.methods.method import Method
 from syngap.metrics import Evaluation
-from syngap.streams.stream import Stream
+from syngap.streams.stream import Batch, Stream
+from syngap.training.captured import Captured, CudaGraphs
 from syngap.training.checkpoint import random_states, restore_random_states
 from syngap.training.evaluation import evaluate
 
@@ -67,11 +68,13 @@ def train(
         method.load_state_dict(state["method"])
         restore_random_states(state["random"], device)
 
+    take = _stepping(method)
     step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
     while step < len(stream):
         if step and step in stream.restarts:
             method = begin()
-        method.step(stream[step])
+            take = _stepping(method)
+        take(stream[step])
         step += 1
 
         end = step in stream.ends
@@ -91,6 +94,20 @@ def train(
             journal.save({**reached, "method": method.state_dict(), "random": random})
         clock.go()
     return method
+
+
+def _stepping(method: Method) -> Callable[[Batch], None]:
+    """Return how the method takes a step: as it stands, or by CUDA graphs."""
+    own = type(method).step is not Method.step  # then learn may be but a part of it
+    if own or not method.learner.captured:
+        return method.step
+    captured = Captured(method, CudaGraphs(method.learner.device))
+
+    def take(batch: Batch) -> None:
+        captured.learn(batch)
+        method.between()
+
+    return take
 
 
 class _Clock:
