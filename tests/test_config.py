@@ -27,7 +27,9 @@ from syngap.experiments.config import (
     shipped,
     with_settings,
 )
+from syngap.experiments.folder import read_runs
 from syngap.experiments.plan import is_done
+from syngap.experiments.recorded import again
 from syngap.options import signature
 
 
@@ -168,6 +170,28 @@ def test_an_option_that_came_later_than_a_run_is_at_its_default_there(
         assert "there and is" in said
 
 
+def test_a_run_that_does_not_say_remainder_had_short_last_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even ones came later and are the default: a table must not mix the two."""
+    monkeypatch.setattr(engine, "run_local", run_inline)
+    command = ["run", written(tmp_path), "--out", tmp_path / "out"]
+    short = ("--set", "stream.remainder=short")
+    assert called(capsys, *command, "--methods", "er", *short)[0] == 0
+    for path in (tmp_path / "out/er-0/config.yaml", tmp_path / "out/experiment.yaml"):
+        mapping = yaml.safe_load(path.read_text())
+        assert mapping["stream"].pop("remainder") == "short"
+        path.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    for rows in ("er", "sgd"):
+        code, _, said = called(capsys, *command, "--methods", rows, "--resume")
+        assert code == 2
+        assert 'stream.remainder was "short" there and is "even" now' in said
+    code, _, said = called(capsys, *command, "--methods", "er", *short, "--resume")
+    assert (code, said.partition(",")[0]) == (0, "1 of 1 runs are there already")
+    recorded = again(read_runs(tmp_path / "out"), ["er"], 1)
+    assert recorded.stream["remainder"] == "short"
+
+
 def test_an_option_without_a_default_that_a_run_lacks_is_missed(tmp_path: Path) -> None:
     """Whatever it was, it cannot be told from what is asked for now."""
     here = job(tmp_path, "stream={name: npz, path: data.npz, tasks: 2}")
@@ -267,7 +291,7 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
 WORDS = st.sampled_from(
     [
         *("name", "stream", "model", "training", "methods", "seeds", "method", "digits", "mlp"),
-        *("search", "trials", "spaces", "log", "uniform", "choose"),
+        *("search", "trials", "spaces", "log", "uniform", "choose", "start"),
         *("er", "sgd", "syngap", "lr", "buffer", "batch", "hidden", "device", "first", "tiny"),
     ]
 )

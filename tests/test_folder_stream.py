@@ -64,6 +64,17 @@ def test_the_seed_draws_the_piece_and_the_order_of_classes(tmp_path: Path) -> No
     assert len({piece[0] for piece in pieces[0]}) > 1
 
 
+def test_what_is_held_out_can_be_the_same_for_every_seed(tmp_path: Path) -> None:
+    root = tree(tmp_path, classes=6, frames=20)
+    tasks = [folder(seed, root, path=".", tasks=3, holdout_seed=7) for seed in (0, 1, 7)]
+    pieces = [[held_out(one, label) for label in range(6)] for one in tasks]
+    assert pieces[0] == pieces[1] == pieces[2]
+    assert len({piece[0] for piece in pieces[0]}) > 1
+    assert not torch.equal(tasks[0].test.task, tasks[1].test.task), "the order is the seed's"
+    usual = folder(7, root, path=".", tasks=3)
+    assert [held_out(usual, label) for label in range(6)] == pieces[0]
+
+
 def test_tasks_hold_equal_numbers_of_classes(tmp_path: Path) -> None:
     root = tree(tmp_path, classes=6, frames=2)
     tasks = folder(0, root, path=".", tasks=3)

@@ -81,6 +81,31 @@ def test_a_row_of_another_name_has_the_options_of_its_method() -> None:
     assert search_of(experiment).spaces["slow"]["consolidation"].values == [0.1, 0.5]
 
 
+def test_a_start_reads_back_as_itself_and_has_its_option_s_type() -> None:
+    experiment = searched(
+        "search.spaces.er.lr={log: [1e-2, 1], start: 1e-1}",  # text, to YAML
+        "search.spaces.er.buffer={uniform: [10, 40], start: 10}",
+        "search.spaces.er.momentum={choose: [0, 0.9], start: 0}",
+    )
+    spaces = search_of(experiment).spaces["er"]
+    starts = {option: space.start for option, space in spaces.items()}
+    assert starts == {"lr": 0.1, "buffer": 10, "momentum": 0.0}
+    assert [type(start) for start in starts.values()] == [float, int, float]
+    mapping = yaml.safe_load(yaml.safe_dump(experiment.as_mapping()))
+    assert Experiment.from_mapping(mapping) == experiment
+    assert mapping["search"]["spaces"]["er"] == {
+        "lr": {"log": [0.01, 1.0], "start": 0.1},
+        "buffer": {"uniform": [10, 40], "start": 10},
+        "momentum": {"choose": [0.0, 0.9], "start": 0.0},
+    }
+
+
+def test_no_start_is_none_and_is_not_written() -> None:
+    experiment = searched("search.spaces.er.lr={log: [0.01, 1], start: }")
+    assert search_of(experiment).spaces["er"]["lr"].start is None
+    assert experiment.as_mapping()["search"]["spaces"]["er"]["lr"] == {"log": [0.01, 1.0]}
+
+
 def test_the_shipped_search_gives_all_rows_the_same_chance() -> None:
     experiment = Experiment.from_mapping(read("table1-cifar100-tuned"))
     shared = Experiment.from_mapping(read("table1-cifar100-shared"))
@@ -97,9 +122,14 @@ def test_the_shipped_search_gives_all_rows_the_same_chance() -> None:
             value = experiment.methods[row][option]
             low, high = min(space.values), max(space.values)
             assert low <= value <= high, "what stands in the table could have been found"
+            assert space.kind != "choose" or value in space.values
+            assert space.start is not None, "every row begins with what was known to be good"
+    assert search.stream == {**experiment.stream, "validation": 0.1, "epochs": 2}, "all ten tasks"
 
 
 # Refused ------------------------------------------------------------------------------------------
+
+ALONE = "search.spaces.sgd"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +152,8 @@ def test_the_shipped_search_gives_all_rows_the_same_chance() -> None:
         ("search.stream.epoch=1", ["search.stream.epoch: unknown option", '"epochs"']),
         ("search.stream.name=npz", ["search.stream.name: unknown option"]),
         ("search.stream=[1]", ["search.stream: got [1], expected names"]),
+        ("search.stream.tasks=2", ["search.stream.tasks: is of the data set", "epochs, batch"]),
+        ("stream.validation=0.1", ["stream.validation: got 0.1", "belongs into search.stream"]),
         ("search.spaces=[er]", ["search.spaces: got", "expected names"]),
         ("search.spaces.err={}", ["search.spaces.err: unknown row", '"er"']),
         ("search.spaces.er={}", ["search.spaces.er: missing"]),
@@ -142,11 +174,54 @@ def test_the_shipped_search_gives_all_rows_the_same_chance() -> None:
         ("search.spaces.er.memory={log: [reservoir, balanced]}", ["er.memory.log: got", "choose"]),
         ("search.spaces.er.memory={choose: [reservoir, big]}", ['er.memory: got "big", expected']),
         ("search.spaces.er.buffer={uniform: [1, 2.5]}", ["er.buffer: got 2.5, expected a whole"]),
+        (f"{ALONE}={{lr: {{log: [0.1, 1], start: 2}}}}", ["sgd.lr.start: got 2.0", "[0.1, 1.0]"]),
+        (f"{ALONE}={{lr: {{log: [0.1, 1], start: 0.01}}}}", ["sgd.lr.start: got 0.01", "between"]),
+        (
+            f"{ALONE}={{lr: {{uniform: [0.1, 1], start: 0}}}}",
+            ["sgd.lr.start: got 0, expected a po"],
+        ),
+        (f"{ALONE}={{lr: {{log: [0.1, 1], start: fast}}}}", ['sgd.lr.start: got "fast", expected']),
+        (f"{ALONE}={{lr: {{log: [0.1, 1], start: true}}}}", ["sgd.lr.start: got true, expected a"]),
+        (
+            f"{ALONE}={{lr: {{choose: [0.1, 1], start: 0.5}}}}",
+            ["sgd.lr.start: got 0.5", "one of [0."],
+        ),
+        (
+            f"{ALONE}={{lr: {{choose: [0.1, 1], start: true}}}}",
+            ["sgd.lr.start: got true, expected"],
+        ),
+        (f"{ALONE}={{lr: {{start: 0.1}}}}", ["sgd.lr: got", "expected {log: [low, high]}"]),
+        ("search.spaces.er.lr.start=0.1", ["er.buffer.start: missing", "all have"]),
+        ("search.spaces.er.buffer.start=10.5", ["er.buffer.start: got 10.5, expected a whole"]),
     ],
 )
 def test_searches_that_cannot_be(setting: str, words: list[str]) -> None:
     with refused(*words):
         searched(setting)
+
+
+def test_test_samples_of_the_table_cannot_come_into_a_search_by_another_split() -> None:
+    settings = ("stream={name: core50, split: sessions}", "search.stream={validation: 0.2}")
+    assert search_of(searched(*settings)).stream["split"] == "sessions"
+    with refused("search.stream.split: is of the data set", "test samples"):
+        searched(*settings, "search.stream.split=frames")
+
+
+def test_what_is_held_out_by_the_seed_must_be_held_out_by_a_number() -> None:
+    """Otherwise a trial, which has another seed, learns from what the table tests on."""
+    settings = ("stream={name: folder, path: images, tasks: 2}", "search.stream={validation: 0.2}")
+    with refused("stream.holdout_seed: missing", "test samples"):
+        searched(*settings)
+    assert search_of(searched(*settings, "stream.holdout_seed=0")).stream["holdout_seed"] == 0
+    with refused("search.stream.holdout_seed: is of the data set"):
+        searched(*settings, "stream.holdout_seed=0", "search.stream.holdout_seed=1")
+
+
+def test_seeds_that_were_chosen_by_cannot_be_asked_for_later() -> None:
+    experiment = searched()
+    assert experiment.select(None, [0, 7]).seeds == [0, 7]
+    with refused("search.seeds: 100 are seeds of the table"):
+        experiment.select(None, [0, 100])
 
 
 @given(VALUES)
@@ -163,8 +238,9 @@ def test_anything_in_a_search_is_taken_or_refused_in_one_line(key: str, value: A
 
 @given(VALUES)
 def test_anything_is_a_space_or_refused_in_one_line(value: Any) -> None:
-    spaces = {"er": {"lr": value}}
-    taken(Experiment.from_mapping, {**tiny(), "search": {**SEARCH, "spaces": spaces}})
+    for space in (value, {"log": [0.1, 1.0], "start": value}, {"choose": [1, 2], "start": value}):
+        spaces = {"er": {"lr": space}}
+        taken(Experiment.from_mapping, {**tiny(), "search": {**SEARCH, "spaces": spaces}})
 
 
 # A space ------------------------------------------------------------------------------------------

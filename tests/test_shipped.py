@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import called
 
 from syngap import registry, streams
 from syngap.experiments.config import Experiment, read, shipped
@@ -135,7 +137,9 @@ def test_images_are_learned_by_one_protocol(name: str) -> None:
     assert asked.stream["batch"] == 64
     assert asked.stream["augment"] is True
     assert (asked.stream["order"], asked.stream["blur"]) == ("shuffled", 0.0)
-    assert asked.stream["first"] is None
+    assert (asked.stream["first"], asked.stream["validation"]) == (None, 0.0)
+    remainder = "short" if name == "short-batches-cifar100" else "even"
+    assert asked.stream["remainder"] == remainder
     epochs = {"online-cifar100": 1, "epochs20-cifar100": 20}.get(name, 5)
     assert asked.stream["epochs"] == epochs
     assert {options.get("replay", 64) for options in asked.methods.values()} == {64}
@@ -181,6 +185,19 @@ def test_other_lengths_differ_in_their_epochs_alone(name: str, epochs: int) -> N
     assert (other.model, other.training) == (shared.model, shared.training)
 
 
+def test_short_batches_are_the_shared_table_but_for_them() -> None:
+    shared, short = experiment("table1-cifar100-shared"), experiment("short-batches-cifar100")
+    changed = replace(short, name=shared.name, stream={**short.stream, "remainder": "even"})
+    assert changed == shared
+
+
+def test_twenty_epochs_have_the_rates_of_five() -> None:
+    tuned = experiment("table1-cifar100-tuned").search
+    assert tuned is not None
+    for row, options in experiment("epochs20-cifar100").methods.items():
+        assert options["lr"] == tuned.spaces[row]["lr"].start
+
+
 @pytest.mark.parametrize("name", ["online-cifar100", "domain-cifar100", "coil100-nc"])
 def test_where_no_rate_was_searched_er_and_syngap_stand_at_each_others_too(name: str) -> None:
     rows = experiment(name).methods
@@ -214,6 +231,16 @@ def documented() -> dict[str, tuple[str, str]]:
 
 def test_the_documentation_lists_what_ships() -> None:
     assert {*documented()} == {*shipped()}
+
+
+@pytest.mark.parametrize("command", ["run", "tune", "landscape"])
+def test_the_help_names_the_command_that_lists_what_ships(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = " ".join(called(capsys, command, "--help")[1].split())
+    assert "an experiment that ships: `syngap doctor` lists them" in printed
+    listed = f"experiments: {', '.join(shipped())}"
+    assert listed in called(capsys, "doctor")[1].splitlines()
 
 
 @each

@@ -418,6 +418,7 @@ def test_tasks_without_samples_and_samples_without_tasks_are_refused(
         ({"blur": 2}, "stream.blur: got 2, expected a number between 0 and 1"),
         ({"batch": 0}, "stream.batch: got 0, expected a whole number ≥ 1"),
         ({"epochs": "many"}, 'stream.epochs: got "many", expected a whole number ≥ 1'),
+        ({"remainder": "drop"}, 'stream.remainder: got "drop", expected one of "even", "short"'),
         ({"order": "sorted"}, 'stream.order: got "sorted", expected one of "shuffled", "frames"'),
         ({"augment": "maybe"}, 'stream.augment: got "maybe", expected true or false'),
         ({"bacth": 5}, 'stream.bacth: unknown option; did you mean "batch"?'),

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import torch
 import yaml
 from test_search import SEARCH
 from tiny import called, state, tree, written
+from torch import Tensor
 
 from syngap.experiments import engine, tuning
 from syngap.experiments.engine import Event
@@ -22,6 +25,9 @@ from syngap.experiments.run import Job
 from syngap.experiments.space import Space
 from syngap.experiments.trials import Outcome, Trial
 from syngap.experiments.tuning import RANDOM_FIRST, suggestion
+from syngap.options import Count
+from syngap.streams import Samples, Tasks
+from syngap.streams.digits import digits
 
 Following = Callable[[Event], Sequence[Job]]
 Call = Callable[..., tuple[int, str, str]]
@@ -163,6 +169,52 @@ def test_a_value_at_the_edge_is_said_to_be_there(here: Path, call: Call) -> None
     written(here, f"search={SEARCH}", "search.spaces.er={lr: {choose: [0.3, 1.0e-9, 2.0e-9]}}")
     printed = call(*TUNE, "--methods", "er", "--trials", "8")[1]
     assert "er: lr 0.3 is at the upper edge of what was tried" in printed
+
+
+def test_the_first_trial_tries_the_start(here: Path, call: Call) -> None:
+    starts = "{lr: {log: [0.01, 1.0], start: 0.25}, buffer: {uniform: [10, 40], start: 33}}"
+    written(here, f"search={SEARCH}", f"search.spaces.er={starts}")
+    assert call(*TUNE)[0] == 0
+    first, *later = [(line["lr"], line["buffer"]) for line in trials(here / "out")][3:]
+    assert first == ("0.25", "33")
+    assert first not in later
+    assert loaded(here / "out/search.yaml")["spaces"]["er"]["buffer"] == {
+        "uniform": [10, 40],
+        "start": 33,
+    }
+    assert call(*TUNE[:3], "plain", "--set", f"search.spaces={SEARCH['spaces']}")[0] == 0
+    own = [line for line in trials(here / "plain") if line["row"] == "sgd"]
+    assert own == [line for line in trials(here / "out") if line["row"] == "sgd"]
+
+
+def test_trials_learn_and_choose_without_the_test_samples(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poisoned(seed: int, data: Path | None, *, tasks: Count = 5) -> Tasks:
+        made = digits(seed, data, tasks=tasks)
+        return replace(made, test=replace(made.test, samples=Untouchable(made.test.samples)))
+
+    monkeypatch.setattr("syngap.streams.digits.digits", poisoned)
+    code, _, said = call("run", "tiny.yaml", "--out", "table", "--methods", "er")
+    assert (code, "AssertionError: test samples were read" in said) == (1, True)
+    assert call(*TUNE)[0] == 0
+    assert len(trials(here / "out")) == 6
+
+
+class Untouchable:
+    """Samples that must not be read."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples, self.shape = samples, samples.shape
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def take(self, index: Tensor) -> Tensor:
+        raise AssertionError("test samples were read")
+
+    def to(self, device: torch.device) -> Untouchable:
+        return self
 
 
 # Failures -----------------------------------------------------------------------------------------
@@ -309,11 +361,45 @@ def test_what_is_there_is_not_mixed_with_another_search(here: Path, call: Call) 
     assert "seeds was [100] there and is [7] now" in refused(
         "--resume", "--set", "search.seeds=[7]"
     )
+    start = "search.spaces.sgd.lr.start=0.1"
+    assert "spaces.sgd.lr.start was null there and is 0.1 now" in refused(
+        "--resume", "--set", start
+    )
+    fewer = refused("--resume", "--trials", "2")
+    assert "search.trials: got 2, but out has more of sgd" in fewer
+    alone = f"search.spaces={ {'sgd': SEARCH['spaces']['sgd']} }"
+    assert "search.spaces.er: missing, but out has trials of it" in refused(
+        "--resume", "--set", alone
+    )
+    gone = ("--set", alone, "--set", "methods={sgd: {lr: 0.1}}")
+    assert "search.spaces.er: missing, but out has trials of it" in refused("--resume", *gone)
     validation = "search.stream.validation=0.3"
     assert "stream.validation was 0.2 there" in refused("--resume", "--set", validation)
     assert call(*TUNE, "--fresh", "--set", space, "--methods", "er")[0] == 0
     assert not list((here / "out").glob("sgd*"))
     assert [line["row"] for line in trials(here / "out")] == ["er"] * 3
+
+
+def test_what_an_earlier_search_found_is_not_left_beside_a_new_one(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(*TUNE)[0] == 0
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(engine, "run_local", killed)
+    with pytest.raises(Killed):
+        call(*TUNE, "--fresh")
+    assert not (here / "out/tuned.yaml").exists()
+    assert trials(here / "out") == []
+
+
+def test_trials_are_not_reported_as_if_they_were_seeds_of_a_table(here: Path, call: Call) -> None:
+    call(*TUNE)
+    code, printed, said = call("report", "out")
+    assert (code, printed) == (2, "")
+    assert said == "syngap: out: holds trials of a search and no table; see trials.csv there\n"
 
 
 def test_whoever_stops_it_is_told_how_to_go_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +423,7 @@ def test_searches_that_cannot_begin(here: Path, call: Call) -> None:
         return said
 
     assert "syngap: search: missing" in refused("tiny.yaml", "--set", "search=")
+    assert "syngap: search: missing" in refused("digits", "--trials", "3")
     assert "methods: unknown" in refused("tiny.yaml", "--methods", "quux")
     without = ("--set", "methods.adam={}", "--methods", "adam")
     assert "search.spaces.adam: missing" in refused("tiny.yaml", *without)
@@ -374,6 +461,15 @@ def test_suggestions_repeat_and_differ_by_seed() -> None:
     some = [suggestion(LR, [], seed) for seed in (1, 2, 3)]
     assert some == [suggestion(LR, [], seed) for seed in (1, 2, 3)]
     assert len({one["lr"] for one in some}) == 3
+
+
+def test_the_start_is_suggested_once_and_learned_from() -> None:
+    spaces = {"lr": Space("log", [0.001, 10.0], 0.5), "memory": Space("choose", ["a", "b"], "b")}
+    first = suggestion(spaces, [], 1)
+    assert first == {"lr": 0.5, "memory": "b"}
+    assert suggestion(spaces, [], 2) == first
+    past = [tried(first, 10.0)]
+    assert suggestion(spaces, past, 1) == suggestion(LR, past, 1) != first
 
 
 def test_suggestions_learn_from_the_past() -> None:

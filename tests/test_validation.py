@@ -72,7 +72,7 @@ def test_the_first_tasks_keep_what_they_would_with_the_others() -> None:
 
 def test_however_the_samples_are_presented_none_that_is_kept_arrives() -> None:
     kept = set(range(108, 120))
-    for how in ("everything", "everything so far"):
+    for how in ("one task after another", "everything", "everything so far"):
         stream = Stream(tasks_of(MIXED), validation=0.1, blur=0.5).presented(how)  # type: ignore[arg-type]
         assert set(numbers(stream)) == set(range(120)) - kept
         assert set(values(stream.to(torch.device("cpu")).test)) == kept

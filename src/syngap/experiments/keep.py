@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from syngap.errors import UserError
-from syngap.experiments.config import Experiment, read, shipped
+from syngap.experiments.config import Experiment, as_then, read, shipped
 from syngap.experiments.environment import portable
 from syngap.experiments.files import write
 from syngap.experiments.folder import Run, read_runs, read_yaml
@@ -124,7 +124,7 @@ def _content(path: Path, kept: Sequence[Run], there: Sequence[Run]) -> bytes:
     if path.name == "metrics.jsonl":
         run = next((run for run in kept if run.path == path.parent), None)
         if run and any(other.row == run.row and other.seed < run.seed for other in (*kept, *there)):
-            lines = [json.loads(line) for line in content.decode().splitlines()]
+            lines = [json.loads(line) for line in content.splitlines(True) if line.endswith(b"\n")]
             bare = [{**line, "summary": {}} if "summary" in line else line for line in lines]
             return "".join(json.dumps(line) + "\n" for line in bare).encode()
     return content
@@ -146,7 +146,7 @@ def _experiment(runs: Path, to: Path) -> bytes:
 
 def _read(path: Path) -> Experiment:
     try:
-        return Experiment.from_mapping(read_yaml(path))
+        return Experiment.from_mapping(as_then(read_yaml(path)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

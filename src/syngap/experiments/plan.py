@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from syngap.errors import UserError
-from syngap.experiments.config import Experiment, completed
+from syngap.experiments.config import Experiment, as_then, completed
 from syngap.experiments.environment import chosen_device
 from syngap.experiments.files import alone_in, strays, write_yaml
 from syngap.experiments.folder import read_environment, read_status, read_yaml
@@ -203,7 +203,7 @@ def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Exper
     """
     path = out / "experiment.yaml"
     try:
-        before = Experiment.from_mapping(earlier)
+        before = Experiment.from_mapping(as_then(earlier))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     rows = {**before.methods, **experiment.methods}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from syngap.errors import UserError, nearest
-from syngap.experiments.config import Experiment, completed
+from syngap.experiments.config import Experiment, as_then, completed
 from syngap.experiments.folder import Run
 
 __all__ = ["again", "chosen_rows"]
@@ -60,7 +60,7 @@ def again(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experimen
 
 
 def _asked(runs: Sequence[Run]) -> Experiment:
-    config = runs[0].config
+    config = as_then(runs[0].config)
     methods = {}
     for run in runs:
         options = dict(run.config["method"])

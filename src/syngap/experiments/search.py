@@ -3,7 +3,7 @@
 search:
   trials: 12                              # of every row
   seeds: [100]                            # none of those of the table
-  stream: {validation: 0.1, first: 4}     # changes to the stream while searching
+  stream: {validation: 0.1, epochs: 2}    # changes to the order while searching
   spaces:
     er: {lr: {log: [0.01, 1.0]}, momentum: {choose: [0.0, 0.9]}}
     adam: {lr: {log: [0.0001, 0.01]}}
@@ -21,6 +21,7 @@ from syngap.errors import UserError, nearest
 from syngap.experiments.given import mapping_of, options_of, seeds_in
 from syngap.experiments.space import Space
 from syngap.options import Count, checked, named, shown, signature
+from syngap.streams import Stream
 
 __all__ = ["Search"]
 
@@ -34,7 +35,7 @@ class Search:
     Args:
         trials: how many values are tried for every row.
         seeds: of the runs of each trial, whose mean counts.
-        changes: to the experiment's stream, as they were given.
+        changes: to the experiment's stream, as they were given; none to the data set itself.
         stream: the whole of it, with them.
         spaces: for a row, the options that are searched and what may be tried.
     """
@@ -69,28 +70,26 @@ class Search:
         for key in _KEYS:
             if given.get(key) is None:
                 raise UserError(f"search.{key}: missing")
-        own = seeds_in(given["seeds"], "search.seeds")
-        if shared := sorted({*own} & {*seeds}):
+        changes = mapping_of(given["stream"], "search.stream")
+        searched = _stream(stream, changes)
+        rows = mapping_of(given["spaces"], "search.spaces")
+        search = cls(
+            trials=checked({"trials": given["trials"]}, {"trials": (Count, 1)}, "search")["trials"],
+            seeds=seeds_in(given["seeds"], "search.seeds"),
+            changes={key: searched[key] for key in changes},
+            stream=searched,
+            spaces={row: _spaces(row, options, methods) for row, options in rows.items()},
+        )
+        search.check_apart_from(seeds)
+        return search
+
+    def check_apart_from(self, seeds: Iterable[int]) -> None:
+        """Refuse `seeds` of a table where some are those that were chosen by."""
+        if shared := sorted({*self.seeds} & {*seeds}):
             raise UserError(
                 f"search.seeds: {', '.join(map(str, shared))} are seeds of the table; choosing by "
                 "them would flatter the result, give others"
             )
-        changes = dict(mapping_of(given["stream"], "search.stream"))
-        before = {key: value for key, value in stream.items() if key != "name"}
-        after = checked(before | changes, streams.options(stream["name"]), "search.stream")
-        if not after["validation"]:
-            raise UserError(
-                f"search.stream.validation: got {shown(after['validation'])}, expected a share "
-                "above 0 of the training samples to choose by: the test samples are for the table"
-            )
-        rows = mapping_of(given["spaces"], "search.spaces")
-        return cls(
-            trials=checked({"trials": given["trials"]}, {"trials": (Count, 1)}, "search")["trials"],
-            seeds=own,
-            changes={key: after[key] for key in changes},
-            stream={"name": stream["name"], **after},
-            spaces={row: _spaces(row, options, methods) for row, options in rows.items()},
-        )
 
     def of(self, rows: Iterable[str]) -> Search:
         """Return the search of these rows alone."""
@@ -109,6 +108,38 @@ class Search:
         }
 
 
+def _stream(stream: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stream while searching; UserError where test samples of the table could be in it.
+
+    They are what the data set says they are, so that is the same in both.
+    """
+    before = {key: value for key, value in stream.items() if key != "name"}
+    after = checked({**before, **changes}, streams.options(stream["name"]), "search.stream")
+    order = signature(Stream)
+    for key in changes:
+        if key not in order:
+            raise UserError(
+                f"search.stream.{key}: is of the data set, and another may have the table's test "
+                f"samples to learn from; a search may change {', '.join(order)}"
+            )
+    if before["validation"]:
+        raise UserError(
+            f"stream.validation: got {shown(before['validation'])}, so the table would be made of "
+            "what the search chooses by; it belongs into search.stream"
+        )
+    if not after["validation"]:
+        raise UserError(
+            f"search.stream.validation: got {shown(after['validation'])}, expected a share "
+            "above 0 of the training samples to choose by: the test samples are for the table"
+        )
+    if "holdout_seed" in before and before["holdout_seed"] is None:
+        raise UserError(
+            "stream.holdout_seed: missing; every seed holds out other samples, so a search would "
+            "learn from the table's test samples; a number holds out the same for all"
+        )
+    return {"name": stream["name"], **after}
+
+
 def _spaces(row: Any, given: Any, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Space]:
     path = f"search.spaces.{named(row)}"
     if row not in methods:
@@ -122,7 +153,13 @@ def _spaces(row: Any, given: Any, methods: Mapping[str, Mapping[str, Any]]) -> d
         if option not in allowed:
             hint = nearest(str(option), allowed) or f"; there are {', '.join(allowed)}"
             raise UserError(f"{path}.{named(option)}: unknown option{hint}")
-    return {
+    spaces = {
         option: Space.from_mapping(space, option, allowed, path)
         for option, space in options.items()
     }
+    without = [option for option, space in spaces.items() if space.start is None]
+    if without and len(without) < len(spaces):
+        raise UserError(
+            f"{path}.{without[0]}.start: missing; where one option of a row has a start, all have"
+        )
+    return spaces

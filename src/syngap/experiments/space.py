@@ -5,7 +5,7 @@
     retention: {choose: [0.9, 0.99]}  one of these
 
 Where the option is a whole number, so are all values between the two. With `start: 0.1` beside it
-that value is tried first; a row whose options all have one begins there, the others at random.
+that value is tried first; of a row's options all have one, or none.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class Space:
         kind = next(key for key in given if key != "start")
         only = {option: allowed[option]}
         values = [checked({option: value}, only, path)[option] for value in given[kind]]
-        place = f"{path}.{option}.{kind}"
-        if kind == "choose":
-            if any(value in values[:n] for n, value in enumerate(values)):
-                raise UserError(f"{place}: got {shown(values)}, expected different values")
-            return cls(kind, values, _start(given, values, values, f"{path}.{option}.start"))
-        if not all(isinstance(value, (int, float)) and value is not True for value in values):
-            raise UserError(f"{place}: got {shown(values)}, expected numbers; choose takes others")
-        if not values[0] < values[1]:
-            raise UserError(f"{place}: got {shown(values)}, expected the lower one first")
-        if kind == "log" and values[0] <= 0:
-            raise UserError(f"{place}: got {shown(values)}, expected positive numbers")
-        return cls(kind, values, _start(given, values, None, f"{path}.{option}.start"))
+        _check_values(kind, values, f"{path}.{option}.{kind}")
+        if given.get("start") is None:
+            return cls(kind, values)
+        asked = {"start": given["start"]}
+        start = checked(asked, {"start": allowed[option]}, f"{path}.{option}")["start"]
+        between = kind != "choose" and isinstance(start, (int, float))
+        if start in values or (between and values[0] < start < values[1]):
+            return cls(kind, values, start)
+        allows = "one of" if kind == "choose" else "a number between"
+        raise UserError(
+            f"{path}.{option}.start: got {shown(start)}, expected {allows} {shown(values)}"
+        )
 
     def as_mapping(self) -> dict[str, Any]:
         """Return what `from_mapping` makes the same space of."""
@@ -126,18 +126,17 @@ class Space:
         return "lower" if way < _EDGE else "upper" if way > 1 - _EDGE else ""
 
 
-def _start(given: Mapping[str, Any], values: list[Any], choices: list[Any] | None, at: str) -> Any:
-    start = given.get("start")
-    if start is None:
-        return None
-    if choices is not None:
-        if start not in choices:
-            raise UserError(f"{at}: got {shown(start)}, expected one of {shown(choices)}")
-        return choices[choices.index(start)]
-    number = isinstance(start, (int, float)) and start is not True and start is not False
-    if not number or not values[0] <= start <= values[1]:
-        raise UserError(f"{at}: got {shown(start)}, expected a number between {shown(values)}")
-    return type(values[0])(start)
+def _check_values(kind: str, values: list[Any], path: str) -> None:
+    if kind == "choose":
+        if any(value in values[:n] for n, value in enumerate(values)):
+            raise UserError(f"{path}: got {shown(values)}, expected different values")
+        return
+    if not all(isinstance(value, (int, float)) and value is not True for value in values):
+        raise UserError(f"{path}: got {shown(values)}, expected numbers; choose takes others")
+    if not values[0] < values[1]:
+        raise UserError(f"{path}: got {shown(values)}, expected the lower one first")
+    if kind == "log" and values[0] <= 0:
+        raise UserError(f"{path}: got {shown(values)}, expected positive numbers")
 
 
 def _is_space(given: Any) -> bool:

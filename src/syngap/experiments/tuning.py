@@ -53,13 +53,19 @@ class Tuning:
     ) -> None:
         _check_installed()
         self.experiment, self.search = experiment, _search_of(experiment)
-        chosen = experiment.select(rows or list(self.search.spaces), self.search.seeds)
+        chosen = experiment.select(rows or list(self.search.spaces), None)
         for row in chosen.methods:
             if row not in self.search.spaces:
                 raise UserError(f"search.spaces.{row}: missing, so there is nothing to try")
-        chosen = replace(chosen, stream=self.search.stream)
+        chosen = replace(chosen, stream=self.search.stream, seeds=self.search.seeds)
         self.plan: Plan = make_plan(chosen, out, data=data, if_there=if_there)
         self._rows = list(chosen.methods)
+        for row in self.plan.experiment.methods:  # also those of earlier searches in the folder
+            if row not in self.search.spaces:
+                raise UserError(
+                    f"search.spaces.{row}: missing, but {out} has trials of it; "
+                    "give another --out, or --fresh"
+                )
         known = [row for row in experiment.methods if row in self.plan.experiment.methods]
         self.outcomes: dict[str, list[Outcome]] = {row: [] for row in known}
         self.stopped: dict[str, str] = {}
@@ -69,11 +75,15 @@ class Tuning:
         self._current: dict[str, Trial] = {}
         if if_there != "replace":
             self._check_same_search()
+            self._check_no_fewer_trials()
 
     @contextmanager
     def begun(self) -> Iterator[list[Job]]:
         """Begin, or go on, and give the runs to do first."""
         with self.plan.begun():
+            (self.plan.out / "tuned.yaml").unlink(
+                missing_ok=True
+            )  # of an earlier search; written anew
             to_do = {row: self._next(row) for row in self.outcomes}
             self._write()
             yield [job for row in self._rows for job in to_do[row]]
@@ -143,6 +153,15 @@ class Tuning:
         same = ("seeds", "sampler", "spaces")
         check_equal(path, {key: was.get(key) for key in same}, {key: now[key] for key in same})
 
+    def _check_no_fewer_trials(self) -> None:
+        """Refuse to leave out trials that have been made: they may be the better ones."""
+        for row in self.outcomes:
+            if self._begun_with(row, self.search.trials) is not None:
+                raise UserError(
+                    f"search.trials: got {self.search.trials}, but {self.plan.out} has more of "
+                    f"{row}; give as many, another --out, or --fresh"
+                )
+
     def as_mapping(self) -> dict[str, Any]:
         """Return how is searched, as search.yaml says it."""
         asked = self.search.of(self.outcomes).as_mapping()
@@ -156,7 +175,7 @@ class Tuning:
 
 
 def suggestion(spaces: Mapping[str, Space], past: Sequence[Outcome], seed: int) -> dict[str, Any]:
-    """Return the values to try after the trials of the `past`."""
+    """Return the values to try after the trials of the `past`: first the start, if there is one."""
     starts = {option: space.start for option, space in spaces.items()}
     if not past and all(start is not None for start in starts.values()):
         return starts

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from syngap.errors import UserError
-from syngap.options import Count, Proportion
+from syngap.options import Count, Natural, Proportion
 from syngap.seeds import generator
 from syngap.streams import places
 from syngap.streams.files import SUFFIXES, ImageFiles, size_of
@@ -29,6 +29,7 @@ def folder(
     path: str,
     tasks: Count,
     holdout: Proportion = 0.25,
+    holdout_seed: Natural | None = None,
     size: Count | None = None,
 ) -> Tasks:
     """Return the images beneath `path` in tasks: each folder in it is a class.
@@ -42,12 +43,13 @@ def folder(
         path: the folder of class folders. Frames come in the order of their names, 2 before 10.
         tasks: how many, of equal numbers of classes.
         holdout: the share of every class that is only tested on.
+        holdout_seed: of which piece is held out, in place of `seed`: the same for all seeds.
         size: width and height that images are brought to; None expects one size throughout.
     """
     root = places.named(data, path)
     frames = _frames(root)
     groups = permuted_groups(len(frames), tasks, seed)
-    chance = generator(seed, "holdout")
+    chance = generator(seed if holdout_seed is None else holdout_seed, "holdout")
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for label, paths in enumerate(frames):

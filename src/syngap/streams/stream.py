@@ -116,7 +116,8 @@ class Stream:
         else:
             index = members[place * self._batch : (place + 1) * self._batch]
         x, y = self._train.samples.take(index), self._train.labels[index]
-        return Batch(x.to(self._device), y.to(self._device))
+        # Blocking, these would wait until the GPU has done all steps so far.
+        return Batch(x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True))
 
     def to(self, device: torch.device) -> Stream:
         """Return the same stream with batches on `device`, and its samples near it."""

@@ -65,7 +65,7 @@ class InMemory:
 
     def take(self, index: Tensor) -> Tensor:
         """Return the samples at `index`, where the values are."""
-        return self.values[index.to(self.values.device)]
+        return self.values[index.to(self.values.device, non_blocking=True)]
 
     def to(self, device: torch.device) -> InMemory:
         """Return the same samples on `device`."""
