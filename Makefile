@@ -28,8 +28,11 @@ docs: $(VENV)/.with-docs ## build the documentation into site/
 
 DOCUMENTS = README.md results/README.md docs/*.md
 
-results: $(VENV)/.installed ## put the numbers of results/ into README and docs
+results: $(VENV)/.installed ## put the numbers and figures of results/ into README and docs
 	@"$(BIN)/syngap" fill $(DOCUMENTS)
+	@"$(BIN)/syngap" report results/short-batches-cifar100 --figures docs/figures > /dev/null
+	@"$(BIN)/syngap" report results/digits --figure docs/demo.svg --figures build/figures > /dev/null
+	@cp build/figures/landscape.svg docs/figures/landscape-digits.svg
 
 check-results: $(VENV)/.installed ## fail where README or docs say another number than results/
 	@"$(BIN)/syngap" fill --check $(DOCUMENTS)

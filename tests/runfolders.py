@@ -105,6 +105,35 @@ def write_made_landscape(
     return folder / "landscape.json"
 
 
+def write_search(directory: Path, chosen: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write a search of three trials a row, the last of which diverged; return trials.csv.
+
+    Args:
+        directory: the experiment's.
+        chosen: row → what was chosen for it.
+    """
+    spaces = {"lr": {"log": [0.01, 1.0], "start": 0.001}, "momentum": {"choose": [0.0, 0.9]}}
+    found = {
+        "experiment": "made-up",
+        "trials": 3,
+        "seeds": [100],
+        "stream": {"validation": 0.1, "first": 4},
+        "spaces": dict.fromkeys(chosen, spaces),
+        "sampler": {"name": "Optuna TPE", "random_first": 4},
+        "chosen": {
+            row: {"values": dict(values), "ACC": 50.0, "trial": 1, "trials": 3, "diverged": 1}
+            for row, values in chosen.items()
+        },
+    }
+    folder = directory / "search"
+    folder.mkdir()
+    (folder / "search.yaml").write_text(yaml.safe_dump(found, sort_keys=False))
+    ends = ("40.0,done", "50.0,done", "0.0,diverged")
+    lines = [f"{row},{n},{end}\n" for row in chosen for n, end in enumerate(ends)]
+    (folder / "trials.csv").write_text("".join(["row,trial,ACC,state\n", *lines]))
+    return folder / "trials.csv"
+
+
 def write_experiment(
     directory: Path,
     methods: Mapping[str, Made] = DEMO,

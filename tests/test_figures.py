@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from runfolders import LAYERS, RATES, Made, write_experiment, write_made_landscape, write_run
@@ -18,7 +19,7 @@ from syngap.report.layers import layers
 from syngap.report.levels import levels
 from syngap.report.rows import rows
 from syngap.report.series import plasticity_curve
-from syngap.report.sweeps import sweeps, variants
+from syngap.report.sweeps import Sweep, sweeps, variants
 
 pytest.importorskip("matplotlib")
 
@@ -81,7 +82,14 @@ def test_rows_without_a_finished_seed_are_no_point(tmp_path):
     write_experiment(tmp_path, some, (0,), every=50)
     write_run(tmp_path, "er_lr1.0", RATES["er_lr1.0"], 0, state="failed")
     (sweep,) = sweeps(rows(read_runs(tmp_path)))
-    assert sweep.values == [0.1, 0.3]
+    (line,) = sweep.lines
+    assert line.values == [0.1, 0.3]
+    assert sweep.values == [0.1, 0.3, 1.0], "but have their place"
+    assert sweep.missing == ["ER at 1 (0 of 1 seeds)"]
+    sweep_figure(sweep, tmp_path / "with.svg")
+    sweep_figure(Sweep("lr", [replace(line, lost={})]), tmp_path / "without.svg")
+    drawn = {name: (tmp_path / f"{name}.svg").read_text() for name in ("with", "without")}
+    assert drawn["with"].count("<use ") > drawn["without"].count("<use ")
 
 
 # Layers

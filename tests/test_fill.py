@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from refused import refused
-from runfolders import Made, write_experiment, write_run
+from runfolders import Made, write_experiment, write_run, write_search
 from tiny import called
 
-from syngap.experiments.folder import read_runs
+from syngap.experiments.folder import read_runs, read_yaml
+from syngap.experiments.surface import read_landscapes
 from syngap.metrics import accuracy
 from syngap.report import paper
 from syngap.report.asked import ASKED, answer
 from syngap.report.blocks import fill, stale
+from syngap.report.figures import accuracy_figure, every_figure, landscape_figure
 from syngap.report.overview import wall_clock
+from syngap.report.reproduction import reproduced, told
 from syngap.report.results import Results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +82,7 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
         ("option best:syngap lr", "1.0"),
         ("paper syngap ACC", "27.28 ± 0.58"),
         ("paper syngap ACC less=er", "+9.7"),
+        ("time syngap er", "1.0"),
         ("runs", "14 of 90"),
     ],
 )
@@ -100,6 +106,54 @@ def test_a_curve_has_the_rows_that_differ_in_nothing_else(results: Results) -> N
     assert head == "| ACC ↑ by lr | 0.01 | 0.3 | 1.0 |"
     assert er == "| ER | 42.0 ± 2.8 | **51.0 ± 1.4** | – |"
     assert syngap == "| SynGAP | 30.0 ± 0.0 | 60.0 ± 2.8 | **72.5 ± 3.5** |"
+
+
+def test_a_rate_at_which_all_seeds_diverged_stands_in_the_curve(tmp_path: Path) -> None:
+    made = {rate: Made("er", options={"lr": rate}) for rate in (0.1, 0.3, 1.0)}
+    write_experiment(tmp_path / "a", {"er": made[0.1], "er_mid": made[0.3]}, (0, 1), every=50)
+    error = "FloatingPointError: the loss is nan"
+    write_run(tmp_path / "a", "er_mid", made[0.3], 1, state="failed", error=error)
+    for seed in (0, 1):
+        write_run(tmp_path / "a", "er_high", made[1.0], seed, state="failed", error=error)
+    head, _, er = answer("curve a methods=er", Results(tmp_path)).splitlines()
+    assert head == "| ACC ↑ by lr | 0.1 | 0.3 | 1.0 |"
+    assert er.endswith(" (1 of 2 seeds, 1 diverged) | – (0 of 2 seeds, 2 diverged) |")
+
+
+def test_a_search_is_told_by_row(tmp_path: Path) -> None:
+    options = {"er": {"lr": 0.011, "momentum": 0.9}, "adam": {"lr": 0.001}}
+    made = {row: Made(row, options=values) for row, values in options.items()}
+    write_search(write_experiment(tmp_path / "a", made, (0,), every=50), options)
+    lines = answer("search a", Results(tmp_path)).splitlines()
+    assert lines[2:4] == [
+        "| ER | lr 0.01 to 1 (log); momentum 0 or 0.9 | lr 0.011 (lower edge); momentum 0.9"
+        " | 50.00 | 3 | 1 |",
+        "| Adam | lr 0.01 to 1 (log); momentum 0 or 0.9 | lr 0.001 (lower edge) | 50.00 | 3 | 1 |",
+    ]
+    said = lines[-1]
+    assert said.startswith("3 trials of every row with seed 100, by Optuna TPE; on the table's ")
+    assert "first 4" in said
+    assert "Of Adam it is the first, at values given to the search." in said
+    assert said.endswith("Every trial is in `" + tmp_path.name + "/a/search/trials.csv`.")
+    assert "does not have" not in said
+
+
+def test_a_search_says_where_the_table_has_other_values(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "a", {"er": Made("er", options={"lr": 0.3})}, (0,))
+    path = write_search(folder, {"er": {"lr": 0.1}})
+    said = answer("search a", Results(tmp_path))
+    assert "The table does not have what was chosen for ER." in said
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join(lines[:-1]))
+    with refused("search.yaml: ", "er: 3 trials, trials.csv has 2"):
+        answer("search a", Results(tmp_path))
+    path.unlink()
+    with refused("trials.csv: cannot be read (No such file or directory)"):
+        answer("search a", Results(tmp_path))
+    path.with_name("search.yaml").write_text("trials: 3\n")
+    path.write_text("row,state\n")
+    with refused("search.yaml: not as syngap wrote it ('spaces')"):
+        answer("search a", Results(tmp_path))
 
 
 def test_a_table_can_have_some_rows_and_columns(results: Results) -> None:
@@ -153,6 +207,7 @@ def test_wall_clock_counts_what_ran_at_the_same_time_once(tmp_path: Path) -> Non
         ("curve other measure=speed", 'no measure "speed"'),
         ("paper other er ACC", "the paper has no ACC for these rows of other"),
         ("option other er lrr", 'no option "lrr"'),
+        ("search other", "no search there (search/search.yaml is missing)"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_place(
@@ -186,6 +241,17 @@ def test_blocks_are_filled_and_then_fresh(results: Results, written: Callable[[s
     assert text.endswith(f" -->\n\n{curve}\n<!-- end -->\n\nThe end.\n")
     assert fill(page, results) == 2
     assert page.read_text(encoding="utf-8") == text
+
+
+def test_windows_newlines_stay_as_they_are(results: Results, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "# A page\r\n\r\n<!-- results: runs other -->\r\n<!-- end -->\r\n"
+    page.write_bytes(text.encode())
+    fill(page, results)
+    assert page.read_bytes().decode() == text.replace(
+        "-->\r\n<!-- end", "-->\r\n\r\n1\r\n\r\n<!-- end"
+    )
+    assert stale(page, results) == []
 
 
 def test_a_digit_that_somebody_changed_is_found(
@@ -304,6 +370,66 @@ def test_what_is_recorded_agrees_with_itself() -> None:
             if run.done and run.record:
                 last = run.record[-1].accuracy
                 assert accuracy(run.accuracy) == pytest.approx(sum(last) / len(last)), run.path
+
+
+def test_what_was_run_is_what_the_experiment_beside_it_says() -> None:
+    """Every run has a row and a seed of experiment.yaml, and all that both say is the same."""
+    if not (ROOT / "results").is_dir():
+        pytest.skip("there are no results beside the tests")
+    known = Results(ROOT / "results")
+    for name in known.names():
+        asked = read_yaml(known.folder / name / "experiment.yaml")
+        rows, seeds = ({getattr(run, key) for run in known.runs(name)} for key in ("row", "seed"))
+        assert (rows, seeds) == (set(asked["methods"]), set(asked["seeds"])), name
+        for run in known.runs(name):
+            method = dict(run.config["method"])
+            assert {"method": method.pop("name"), **method} == asked["methods"][run.row], run.path
+            for part in ("stream", "model"):  # to which options may have come later
+                assert run.config[part].items() <= asked[part].items(), run.path
+
+
+def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table() -> None:
+    if not (ROOT / "results").is_dir():
+        pytest.skip("there are no results beside the tests")
+    known = Results(ROOT / "results")
+    found = {name: search for name in known.names() if (search := known.search(name))}
+    for name, search in found.items():
+        folder = known.folder / name / "search"
+        with (folder / "trials.csv").open(newline="") as file:
+            trials = list(csv.DictReader(file))
+        for row, chosen in read_yaml(folder / "search.yaml")["chosen"].items():
+            own = [trial for trial in trials if trial["row"] == row]
+            best = max(own, key=lambda trial: float(trial["ACC"]))
+            assert float(best["ACC"]) == chosen["ACC"], (name, row)
+            for option, value in chosen["values"].items():
+                assert float(best[option]) == value, (name, row)
+        assert len({row.trials for row in search.rows}) == 1, "the same number for every row"
+        assert all(row.used for row in search.rows), name
+
+
+def test_the_figures_of_the_documentation_are_those_of_the_results(tmp_path: Path) -> None:
+    """Their bytes, where matplotlib is the version that drew them."""
+    newest = re.findall(r"^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    if not (ROOT / "results").is_dir() or version("matplotlib") != newest[-1]:
+        pytest.skip("no results, or a matplotlib that draws other bytes")
+    results = Results(ROOT / "results")
+    accuracy_figure(results.runs("digits"), tmp_path / "demo.svg")
+    landscapes = read_landscapes(ROOT / "results" / "digits")
+    landscape_figure(landscapes, tmp_path / "landscape-digits.svg")
+    written, _ = every_figure(results.runs("short-batches-cifar100"), [], tmp_path)
+    for path in (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", *written):
+        there = ROOT / "docs" / ("" if path.stem == "demo" else "figures") / path.name
+        assert path.read_bytes() == there.read_bytes(), f"`make results` draws {there} again"
+
+
+def test_the_documentation_shows_what_reproduce_says_of_the_results() -> None:
+    """Where the same runs come out again."""
+    if not (ROOT / "results").is_dir():
+        pytest.skip("there are no results beside the tests")
+    recorded = Results(ROOT / "results").runs("digits")
+    again = [run for run in recorded if (run.row, run.seed) == ("er", 0)]
+    (er,) = reproduced(recorded, again)
+    assert "\n".join(told(er)) in (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
 
 
 def test_every_kind_is_explained() -> None:

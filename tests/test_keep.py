@@ -175,6 +175,17 @@ def test_unfinished_runs_are_refused_unless_told(
     assert "failed at step 2 of 6: FloatingPointError" in " ".join(printed.split())
 
 
+def test_a_line_that_was_cut_off_is_left_out(runs: Path, here: Path) -> None:
+    status = {"state": "failed", "step": 2, "steps": 6, "error": "OSError: no space left on device"}
+    (runs / "er-3" / "status.json").write_text(json.dumps(status))
+    with (runs / "er-3" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "ta')
+    keep(runs, here / "kept", unfinished=True)
+    kept = here / "kept" / "er-3" / "metrics.jsonl"
+    assert len(summaries(kept.parent)) == len(summaries(here / "kept" / "er-2"))
+    assert kept.read_text().endswith("}\n")
+
+
 def test_what_a_search_or_a_landscape_wrote_is_kept_too(runs: Path, here: Path) -> None:
     (runs / "trials.csv").write_text("row,trial\n")
     (runs / "landscapes" / "sgd-0").mkdir(parents=True)

@@ -7,11 +7,21 @@ import re
 
 import pytest
 from chromium import FOUND, Chromium
-from runfolders import DEMO, RATES, write_experiment, write_made_landscape, write_run
+from runfolders import (
+    DEMO,
+    RATES,
+    write_experiment,
+    write_made_landscape,
+    write_run,
+    write_search,
+)
 
 from syngap.experiments.folder import read_runs
 from syngap.experiments.surface import read_landscapes
+from syngap.report.differences import half
+from syngap.report.headline import against, rivals, subject
 from syngap.report.page import write_page
+from syngap.report.rows import rows
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix" or not FOUND, reason="no Chromium on this machine"),
@@ -33,7 +43,8 @@ def demo(tmp_path_factory):
     write_run(
         runs, "er", DEMO["er"], 2, state="failed", tasks_done=2, error="RuntimeError: no luck"
     )
-    write_page(read_runs(runs), folder / "page.html", "digits")
+    write_search(runs, {"er": DEMO["er"].options, "syngap": {"lr": 0.5}})
+    write_page(read_runs(runs), folder / "page.html", "digits", searched=runs)
     return folder / "page.html"
 
 
@@ -112,6 +123,25 @@ def test_differences_are_shown_for_each_rival(opened):
     assert names == ["ER", "SGD", "DER++"]
     assert "forgets less" in text(opened, "#against tbody tr:nth-child(2)")
     assert "2 seeds" in text(opened, "#against tbody tr:first-child")
+    assert text(opened, "#scope") == f"5 tasks · {len(DEMO)} rows · 3 seeds"
+
+
+def test_differences_have_the_interval_that_the_headline_goes_by(opened, demo):
+    found = rows(read_runs(demo.parent / "runs"))
+    sgd = against(subject(found), rivals(found)[1]).accuracy
+    shown = text(opened, "#against tbody tr:nth-child(2) td .decided")
+    assert shown == f"+{sgd.mean:.1f} ± {half(sgd):.1f}"
+
+
+def test_search_is_told_by_row(opened):
+    assert texts(opened, "#search thead th")[-2:] == ["trials", "diverged"]
+    assert texts(opened, "#search tbody th") == ["ER", "SynGAP"]
+    assert texts(opened, "#search tbody tr:first-child td:nth-child(2) span") == [
+        "lr 0.01 to 1 (log)",
+        "momentum 0 or 0.9",
+    ]
+    assert texts(opened, "#search tbody tr:last-child td")[1:] == ["lr 0.5", "50.00", "3", "1"]
+    assert "The table does not have what was chosen for SynGAP." in text(opened, "#search .note")
 
 
 def test_key_switches_lines(opened):
@@ -192,6 +222,17 @@ def test_maps_of_tensors_tell_their_values(opened):
     assert shades[0] != shades[1]
 
 
+def test_arrow_keys_read_maps_of_tensors(opened):
+    figure = "#plasticity .maps figure:first-child"
+    opened.value(f"document.querySelector('{figure} table').focus()")
+    opened.press("ArrowRight")
+    assert text(opened, f"{figure} .readout").startswith("0.weight after task 1: ")
+    opened.press("ArrowRight")
+    opened.press("ArrowDown")
+    assert text(opened, f"{figure} .readout").startswith("2.weight after task 2: ")
+    assert opened.value(f"document.querySelectorAll('{figure} .shown').length") == 1
+
+
 def test_matrix_cell_tells_its_value(opened):
     first = "#matrices figure:first-child"
     assert text(opened, f"{first} tbody tr:nth-child(2) td").isdigit()
@@ -268,6 +309,22 @@ def test_arrow_keys_read_the_curve_and_a_measure_can_be_chosen(rich):
     rich.click("#sweeps .choices label:nth-of-type(2) input")
     assert rich.value(drawn) != accuracy
     assert "FM against learning rate" in text(rich, "#sweeps .note")
+
+
+def test_rates_that_diverged_are_told(browser, tmp_path):
+    runs = write_experiment(tmp_path / "runs", RATES, (0, 1), every=50)
+    error = "FloatingPointError: the loss is not finite"
+    for row, seed in (("er_lr1.0", 0), ("er_lr1.0", 1), ("syngap_lr0.03", 1)):
+        write_run(runs, row, RATES[row], seed, state="failed", error=error)
+    write_page(read_runs(runs), tmp_path / "page.html", "rates")
+    browser.open(tmp_path / "page.html")
+    assert browser.complaints() == []
+    assert text(browser, "#sweeps .note").endswith(
+        " Not over all seeds: ER at 1 (0 of 2 seeds, 2 diverged); "
+        "SynGAP at 0.03 (1 of 2 seeds, 1 diverged)."
+    )
+    assert "0 of 2 seeds, 2 diverged" in texts(browser, "#results .few")
+    assert "1" in texts(browser, "#sweeps .plot text"), "the rate has its place on the axis"
 
 
 def test_rows_at_other_rates_wait_to_be_asked_for(rich):

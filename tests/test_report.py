@@ -114,6 +114,24 @@ def test_every_run_is_counted_or_named(tmp_path):
         assert "SGD (1 of 3 seeds)" in text
 
 
+def test_runs_that_diverged_are_counted_as_a_result(tmp_path):
+    made = {row: DEMO[row] for row in ("er", "sgd", "syngap")}
+    write_experiment(tmp_path, made, every=50)
+    error = "FloatingPointError: the loss is not finite"
+    for row, seed in (("er", 1), ("sgd", 0), ("sgd", 1), ("sgd", 2)):
+        write_run(tmp_path, row, made[row], seed, state="failed", tasks_done=1, error=error)
+    found = rows(read_runs(tmp_path))
+    assert [row.diverged for row in found] == [1, 3, 0]
+    assert [row.few() for row in found] == [
+        "2 of 3 seeds, 1 diverged",
+        "0 of 3 seeds, 3 diverged",
+        "",
+    ]
+    assert "SGD (0 of 3 seeds, 3 diverged)" in markdown(found)
+    assert "SGD diverged with every seed." in headline(found)
+    assert "ER diverged" not in headline(found)
+
+
 def test_damaged_folder_is_named(tmp_path):
     write_experiment(tmp_path, {"er": DEMO["er"]}, (0,), every=50)
     (tmp_path / "er-0" / "accuracy.csv").write_text("after,task_1,task_2\n")

@@ -1,4 +1,4 @@
-"""The command line: `syngap demo`, `run`, `tune`, `report`, `landscape`, `data`, `doctor`."""
+"""The command line: `syngap run` and all that leads to it or comes after, a function each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +68,12 @@ _Set = Annotated[
 ]
 
 
+_Experiment = Annotated[
+    str,
+    typer.Argument(help="a YAML file, or an experiment that ships: `syngap doctor` lists them"),
+]
+
+
 @app.command()
 def demo(
     seeds: _Seeds = None,
@@ -91,7 +98,7 @@ def demo(
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="a YAML file, or an experiment that ships")],
+    experiment: _Experiment,
     settings: _Set = None,
     seeds: _Seeds = None,
     methods: _Methods = None,
@@ -110,7 +117,7 @@ def run(
 
 @app.command()
 def tune(
-    experiment: Annotated[str, typer.Argument(help="a YAML file, or an experiment that ships")],
+    experiment: _Experiment,
     settings: _Set = None,
     methods: _Methods = None,
     trials: Annotated[
@@ -130,8 +137,9 @@ def tune(
     from syngap.experiments.tuning import Tuning
 
     if_there, again = _if_there(resume, fresh)
-    settings = [*(settings or ()), *([f"search.trials={trials}"] if trials else ())]
-    whole = _chosen(experiment, settings, None, None, data)
+    whole = _chosen(experiment, settings or (), None, None, data)
+    if trials and whole.search:
+        whole = replace(whole, search=replace(whole.search, trials=trials))
     folder = out or Path("runs") / f"{whole.name}-search"
     _tune(Tuning(whole, _rows(methods), folder, data=data, if_there=if_there), workers, again)
 
@@ -250,7 +258,7 @@ def reproduce(
 
 @app.command()
 def landscape(
-    experiment: Annotated[str, typer.Argument(help="a YAML file, or an experiment that ships")],
+    experiment: _Experiment,
     methods: _Methods = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the runs")] = 0,
     settings: _Set = None,
@@ -508,6 +516,8 @@ def _report(
 
     if figure and figure.suffix != ".svg":
         raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
+    if (runs / "search.yaml").is_file():
+        raise UserError(f"{runs}: holds trials of a search and no table; see trials.csv there")
     surfaces = read_landscapes(runs)
     alone = bool(surfaces) and not (runs / "experiment.yaml").is_file()
     found = [] if alone else read_runs(runs)
@@ -520,7 +530,7 @@ def _report(
         console.print(f"{headline(gathered)}\n", highlight=False, markup=False)
     page = runs / "index.html"
     title = str(found[0].config.get("experiment", runs.name)) if found else runs.name
-    write_page(found, page, title, surfaces)
+    write_page(found, page, title, surfaces, searched=runs)
     typer.echo(f"The page is {page}", err=markdown)
     if figure:
         accuracy_figure(found, figure)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from syngap.errors import UserError, nearest
 from syngap.report import curve as curves
-from syngap.report import overview
+from syngap.report import overview, searches
 from syngap.report import paper as papers
 from syngap.report.columns import decimals, shown
-from syngap.report.differences import half, paired
+from syngap.report.differences import half, paired, times
 from syngap.report.results import Results
-from syngap.report.rows import MEASURES, Row, Spread
+from syngap.report.rows import MEASURES, Spread
 from syngap.report.table import markdown
 
 __all__ = ["ASKED", "answer"]
@@ -58,8 +58,9 @@ def value(results: Results, NAME: str, ROW: str, MEASURE: str, *, only: str = ""
     """Return mean ± sd over seeds, or its mean alone."""
     _check(MEASURE, only)
     row = results.row(NAME, ROW)
-    few = f" ({_few(row, len(row.seeds))})" if row.unfinished else ""
-    return _text(row.spread(MEASURE), _places(results, NAME, MEASURE), only) + few
+    few = row.few()
+    number = _text(row.spread(MEASURE), _places(results, NAME, MEASURE), only)
+    return f"{number} ({few})" if few else number
 
 
 def difference(
@@ -77,8 +78,16 @@ def difference(
     low, high = (
         _text(Spread(found.mean + side * width, None), places, sign="+") for side in (-1, 1)
     )
-    few = _few(row, found.seeds)
+    few = row.few(found.seeds)
     return f"{mean} (95 % interval {low} to {high}{f', {few}' if few else ''})"
+
+
+def time(results: Results, NAME: str, ROW: str, OTHER: str) -> str:
+    """Return the training time of one row as a multiple of another's."""
+    found = times(results.row(NAME, ROW), results.row(NAME, OTHER))
+    if found is None:
+        raise UserError(f'"{ROW}" and "{OTHER}" have no seconds of the same seeds')
+    return f"{found:.1f}"
 
 
 def paper(results: Results, NAME: str, ROW: str, MEASURE: str, *, less: str = "") -> str:
@@ -95,6 +104,14 @@ def paper(results: Results, NAME: str, ROW: str, MEASURE: str, *, less: str = ""
 def notes(results: Results, NAME: str) -> str:
     """Return what is to be said of the paper's numbers."""
     return " ".join(papers.notes(NAME))
+
+
+def search(results: Results, NAME: str) -> str:
+    """Return what a search tried and chose for every row of an experiment."""
+    found = results.search(NAME)
+    if found is None:
+        raise UserError(f"{results.folder / NAME}: no search there (search/search.yaml is missing)")
+    return searches.markdown(found, f"{results.folder.name}/{NAME}/{searches.FOLDER}")
 
 
 def option(results: Results, NAME: str, ROW: str, OPTION: str) -> str:
@@ -117,7 +134,9 @@ def experiments(results: Results) -> str:
 
 ASKED: dict[str, Callable[..., str]] = {
     kind.__name__: kind
-    for kind in (table, curve, value, difference, paper, notes, option, runs, experiments)
+    for kind in (
+        *(table, curve, value, difference, time, paper, notes, search, option, runs, experiments),
+    )
 }
 
 
@@ -139,12 +158,6 @@ def _check(measure: str, only: str = "") -> None:
         raise UserError(f'no measure "{measure}"{hint}')
     if only not in ("", "mean"):
         raise UserError(f'only: got "{only}", expected mean')
-
-
-def _few(row: Row, seeds: int) -> str:
-    """Return "3 of 5 seeds" where a number is not over all of them."""
-    planned = len(row.seeds) + len(row.unfinished)
-    return f"{seeds} of {planned} seeds" if seeds < planned else ""
 
 
 def _places(results: Results, name: str, measure: str) -> int:

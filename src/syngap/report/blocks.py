@@ -48,7 +48,7 @@ class _Block:
 
 def fill(path: Path, results: Results) -> int:
     """Write what the results give into the blocks of a document; return how many are in it."""
-    text = _read(path)
+    text, newline = _read(path)
     parts, done = [], 0
     answers = _answers(text, results, path)
     for block, content in answers:
@@ -56,13 +56,13 @@ def fill(path: Path, results: Results) -> int:
         done = block.end
     new = "".join([*parts, text[done:]])
     if new != text:
-        write(path, new.encode())
+        write(path, new.replace("\n", newline).encode())
     return len(answers)
 
 
 def stale(path: Path, results: Results) -> list[Stale]:
     """Return the blocks of a document that do not hold what the results give."""
-    text = _read(path)
+    text, _ = _read(path)
     found = []
     for block, content in _answers(text, results, path):
         now = text[block.begin : block.end]
@@ -123,9 +123,11 @@ def _line(text: str, place: int) -> int:
     return text.count("\n", 0, place) + 1
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> tuple[str, str]:
+    """Return a document, and how its lines end."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")
+        return text.replace("\r\n", "\n"), "\r\n" if "\r\n" in text else "\n"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"{path}: cannot be read ({reason})") from error

@@ -16,14 +16,14 @@ def curve(rows: Sequence[Row], method: str, over: str) -> dict[Any, Row]:
     """Return value of the option → row, in the order of the values.
 
     The rows are those of `method` that agree with the row of that name in everything but `over`;
-    where there is none of that name, with the first.
+    where there is none of that name, with the first. A row may have no finished seed.
 
     Args:
         rows: of the experiment.
         method: the method's name.
         over: the option's.
     """
-    same = [row for row in rows if row.method == method and row.seeds and over in row.options]
+    same = [row for row in rows if row.method == method and over in row.options]
     own = next((row for row in same if row.name == method), same[0] if same else None)
     found = {row.options[over]: row for row in same if own and _rest(row, over) == _rest(own, over)}
     return {value: found[value] for value in sorted(found)}
@@ -35,10 +35,9 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
         raise UserError(f'no measure "{measure}"; there are {", ".join(MEASURES)}')
     curves = {method: curve(rows, method, over) for method in methods}
     for method, found in curves.items():
-        if not found:
+        if not any(row.seeds for row in found.values()):
             raise UserError(f'no finished row of "{method}" with an option "{over}"')
     places = sorted({value for found in curves.values() for value in found})
-    most = max(len(row.seeds) for found in curves.values() for row in found.values())
     sign = -1 if MEASURES[measure].better == "down" else 1
     lines = [f"| {MEASURES[measure].heading} by {over} | {' | '.join(map(str, places))} |"]
     lines.append(f"|---|{'---:|' * len(places)}")
@@ -51,8 +50,8 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
             mean, sd = shown(spread, 1)
             cell = f"{mean} ± {sd}" if sd else mean
             cell = f"**{cell}**" if spread and sign * spread.mean == best else cell
-            few = value in found and len(found[value].seeds) < most
-            cells.append(f"{cell} ({len(found[value].seeds)} seeds)" if few else cell)
+            few = found[value].few() if value in found else ""
+            cells.append(f"{cell} ({few})" if few else cell)
         label = next(iter(found.values())).label.partition(", ")[0]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

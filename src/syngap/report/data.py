@@ -10,10 +10,12 @@ import yaml
 
 from syngap.experiments.folder import Run
 from syngap.experiments.surface import Landscape
+from syngap.report.differences import half
 from syngap.report.headline import against, rivals, subject, verdict
 from syngap.report.layers import is_weight, layers, title
 from syngap.report.paper import notes, quoted
-from syngap.report.rows import MEASURES, Row, Spread, missing
+from syngap.report.rows import MEASURES, Row, Spread, crowded, missing
+from syngap.report.searches import Search, tabled
 from syngap.report.series import Band, accuracy_curve, boundaries, matrix, plasticity_curve
 from syngap.report.surfaces import digits, drawn
 from syngap.report.sweeps import Sweep, sweeps, variants
@@ -23,7 +25,10 @@ __all__ = ["data"]
 
 
 def data(
-    runs: Sequence[Run], rows: Sequence[Row], landscapes: Sequence[Landscape] = ()
+    runs: Sequence[Run],
+    rows: Sequence[Row],
+    landscapes: Sequence[Landscape] = (),
+    search: Search | None = None,
 ) -> dict[str, Any]:
     """Return the data of the page: `rows` are those of `runs`."""
     swept = sweeps(rows)
@@ -39,11 +44,16 @@ def data(
         "rows": [_row(row, finished[row.name], own[row.name]) for row in rows],
         "sweeps": [_sweep(sweep) for sweep in swept],
         "variants": variants(swept),
-        "notes": " ".join(notes(rows[0].experiment)) if rows else "",
+        "search": None if search is None else tabled(search),
+        "notes": [said for said in (crowded(rows), " ".join(_notes(rows))) if said],
         "shared": shared,
         "environment": _environment(runs),
         **drawn(landscapes),
     }
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    return notes(rows[0].experiment) if rows else []
 
 
 def _measure(rows: Sequence[Row], name: str) -> dict[str, Any]:
@@ -63,12 +73,17 @@ def _against(ours: Row, rival: Row) -> dict[str, Any]:
     return {
         "rival": found.rival,
         "seeds": found.seeds,
-        "accuracy": _spread(found.accuracy),
-        "forgetting": _spread(found.forgetting),
+        "accuracy": _interval(found.accuracy),
+        "forgetting": _interval(found.forgetting),
         "ends": verdict(found.accuracy),
         "forgets": verdict(found.forgetting),
         "time": None if found.time is None else round(found.time, 3),
     }
+
+
+def _interval(difference: Spread | None) -> list[float | None] | None:
+    """Return a difference with half its 95 % interval in place of its sd."""
+    return _spread(difference and Spread(difference.mean, half(difference)))
 
 
 def _axis(finished: Sequence[Run], joint: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +102,7 @@ def _row(row: Row, runs: Sequence[Run], config: str) -> dict[str, Any]:
         "label": row.label,
         "joint": row.joint,
         "seeds": list(row.seeds),
-        "unfinished": len(row.unfinished),
+        "few": row.few(),
         "values": {measure: _spread(row.spread(measure)) for measure in MEASURES},
         "config": config,
         "paper": {name: _spread(value) for name, value in quoted(row.experiment, row.name).items()},
@@ -125,6 +140,7 @@ def _sweep(sweep: Sweep) -> dict[str, Any]:
         "name": sweep.name,
         "values": sweep.values,
         "logarithmic": sweep.logarithmic,
+        "missing": sweep.missing,
         "lines": [
             {
                 "label": line.label,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syngap.metrics import mean_and_spread
-from syngap.report.differences import half, paired
+from syngap.report.differences import half, paired, times
 from syngap.report.rows import Row, Spread
 
 __all__ = ["Against", "against", "headline", "rivals", "subject"]
@@ -56,7 +56,7 @@ def against(ours: Row, theirs: Row) -> Against:
         seeds=len(shared),
         accuracy=paired(ours, theirs, "ACC"),
         forgetting=paired(ours, theirs, "FM"),
-        time=_ratio(ours, theirs, shared),
+        time=times(ours, theirs),
     )
 
 
@@ -111,6 +111,7 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
             for a in found
             if a not in decided
         ),
+        _lost(rows),
     ]
     return " ".join(filter(None, sentences))
 
@@ -161,6 +162,12 @@ def _cost(found: Sequence[Against]) -> str:
     return f"Its training time is {_listed(parts)}." if parts else ""
 
 
+def _lost(rows: Sequence[Row]) -> str:
+    """Return which rows have no number because all of their runs diverged."""
+    lost = [_spoken(row.label) for row in rows if row.diverged and not row.few(row.diverged)]
+    return f"{_listed(lost)} diverged with every seed." if lost else ""
+
+
 def _stands(row: Row) -> str:
     forgetting = row.spread("FM")
     forgotten = f", {_number(forgetting)} points forgotten" if forgetting else ""
@@ -196,10 +203,3 @@ def _find(rows: Sequence[Row], method: str) -> Row | None:
 
 def _best(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: mean_and_spread(list(row.values["ACC"].values()))[0])
-
-
-def _ratio(ours: Row, theirs: Row, seeds: Sequence[int]) -> float | None:
-    a, b = ours.values["seconds"], theirs.values["seconds"]
-    shared = [seed for seed in seeds if seed in a and seed in b]
-    whole = sum(b[seed] for seed in shared)
-    return sum(a[seed] for seed in shared) / whole if whole else None

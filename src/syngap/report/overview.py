@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -10,6 +9,7 @@ from syngap.errors import UserError
 from syngap.experiments.config import Experiment, read, shipped
 from syngap.experiments.folder import Run
 from syngap.report.results import Results
+from syngap.report.rows import at_a_time
 
 __all__ = ["counted", "overview", "wall_clock"]
 
@@ -90,8 +90,8 @@ def _hardware(runs: Sequence[Run]) -> str:
         told = run.environment
         device = told.get("device", "unknown")
         name = f"{told.get('processor', 'a CPU')}, {told.get('cores', '?')} cores"
-        at_a_time = re.search(r"--workers[ =](\d+)", str(told.get("command", "")))
-        beside = f", {at_a_time[1]} runs at a time" if at_a_time and at_a_time[1] != "1" else ""
+        count = at_a_time(run) or 1
+        beside = f", {count} runs at a time" if count > 1 else ""
         found[(name if device == "cpu" else str(device)) + beside] = None
     return "; ".join(found)
 

@@ -19,6 +19,7 @@ from syngap.experiments.surface import Landscape
 from syngap.report.data import data
 from syngap.report.headline import headline
 from syngap.report.rows import rows
+from syngap.report.searches import read_search
 from syngap.report.table import markdown
 
 __all__ = ["page", "write_page"]
@@ -27,9 +28,11 @@ _SCRIPT = (  # in this order: each one idea, all in one function
     "tools",
     "looks",
     "choices",
+    "cells",
     "sorting",
     "against",
     "table",
+    "search",
     "axes",
     "chart",
     "sweeps",
@@ -50,6 +53,7 @@ def write_page(
     title: str,
     landscapes: Sequence[Landscape] = (),
     *,
+    searched: Path | None = None,
     made: datetime | None = None,
 ) -> None:
     """Write the page of `runs` to `path`.
@@ -59,9 +63,11 @@ def write_page(
         path: the HTML file to write.
         title: what the experiment is called.
         landscapes: that were computed for it; they alone make a page too.
+        searched: the experiment's folder, for what a search beside the runs has chosen.
         made: the time that the page gives as its own; now unless said.
     """
-    path.write_text(page(runs, title, landscapes, made=made), encoding="utf-8", newline="\n")
+    text = page(runs, title, landscapes, searched=searched, made=made)
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def page(
@@ -69,10 +75,12 @@ def page(
     title: str,
     landscapes: Sequence[Landscape] = (),
     *,
+    searched: Path | None = None,
     made: datetime | None = None,
 ) -> str:
     """Return the page of `runs` as HTML."""
     found = rows(runs)
+    search = None if searched is None else read_search(searched, found)
     moment = (made or datetime.now(timezone.utc)).astimezone(timezone.utc)
     template, style = _asset("page.html"), _asset("page.css")
     script = _script()
@@ -87,7 +95,7 @@ def page(
         "script_hash": _hash(script),
         "style": style,
         "script": script,
-        "data": embedded(data(runs, found, landscapes)),
+        "data": embedded(data(runs, found, landscapes, search)),
     }
     # In one pass, so that text that looks like a placeholder stays text.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)

@@ -19,6 +19,7 @@ _SAYS = (
     "The paper's numbers are quoted, mean ± sd of five runs. It gives no code, network, epochs, "
     "batch sizes, learning rates or values of α, τ, λ and ε, so its setting is not this one."
 )
+_NO_SPREAD = "Its ablations come without a spread."
 _ODD_FM = "Its main table has ER's FM at 48.56, its ablation table has the same row at 54.23."
 _ODD_JOINT = (
     "Its joint accuracy of 99.60 on CORe50 is far above every published figure with the official "
@@ -59,6 +60,7 @@ EXPERIMENTS: Mapping[str, _Table] = {
     "table1-cifar100-shared": _CIFAR100,
     "table1-cifar100-tuned": _CIFAR100,
     "short-batches-cifar100": _CIFAR100,
+    "short-batches-cifar100-tuned": _CIFAR100,
     "table2-ablation": _ABLATION,
     "core50-nc": _CORE50,
 }
@@ -81,4 +83,6 @@ def notes(experiment: str) -> list[str]:
     """Return what is to be said wherever the paper's numbers stand beside this experiment's."""
     if experiment not in EXPERIMENTS:
         return []
-    return [_SAYS, _ODD_JOINT if EXPERIMENTS[experiment] is _CORE50 else _ODD_FM]
+    table = EXPERIMENTS[experiment]
+    odd = _ODD_JOINT if table is _CORE50 else _ODD_FM
+    return [_SAYS, *([_NO_SPREAD] if table is _ABLATION else []), odd]

@@ -7,6 +7,7 @@ from pathlib import Path
 from syngap.errors import UserError, nearest
 from syngap.experiments.folder import Run, read_runs
 from syngap.report.rows import Row, rows
+from syngap.report.searches import Search, read_search
 
 __all__ = ["Results", "holds_experiments"]
 
@@ -48,12 +49,17 @@ class Results:
             self._rows[name] = rows(self.runs(name))
         return self._rows[name]
 
+    def search(self, name: str) -> Search | None:
+        """Return the search that chose the values of an experiment, None where there was none."""
+        return read_search(self.folder / name, self.rows(name))
+
     def row(self, name: str, row: str, *, finished: bool = True) -> Row:
         """Return one row.
 
         Args:
             name: of the experiment.
-            row: its name, or "best:er" for the row of that method with the highest ACC.
+            row: its name, or "best:er" for the row of that method with the highest ACC: chosen
+                by the very numbers that are then shown, which flatters it.
             finished: whether it must have a finished seed.
         """
         done = [found for found in self.rows(name) if found.seeds or not finished]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +12,17 @@ from syngap.experiments.folder import Run
 from syngap.metrics import mean_and_spread, reference_of, summarise
 from syngap.report.labels import labels
 
-__all__ = ["MEASURES", "Measure", "Row", "Spread", "Unfinished", "missing", "rows"]
+__all__ = [
+    "MEASURES",
+    "Measure",
+    "Row",
+    "Spread",
+    "Unfinished",
+    "at_a_time",
+    "crowded",
+    "missing",
+    "rows",
+]
 
 
 @dataclass(frozen=True)
@@ -99,11 +110,12 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run whose numbers are in no mean, and why."""
+    """A run whose numbers are in no mean, and why; one that diverged is a result too."""
 
     label: str
     seed: int
     why: str
+    diverged: bool = False
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}: {self.why}"
@@ -121,6 +133,7 @@ class Row:
         seeds: those that finished.
         values: measure → seed → value, for the seeds where it is defined.
         unfinished: the others.
+        at_a_time: how many runs went on at a time, as the commands say.
     """
 
     name: str
@@ -130,6 +143,7 @@ class Row:
     seeds: tuple[int, ...]
     values: dict[str, dict[int, float]]
     unfinished: tuple[Unfinished, ...] = ()
+    at_a_time: frozenset[int] = frozenset()
 
     @property
     def method(self) -> str:
@@ -140,6 +154,25 @@ class Row:
     def joint(self) -> bool:
         """Whether it saw all tasks at once: an upper bound, not a rival."""
         return self.method == "joint"
+
+    @property
+    def diverged(self) -> int:
+        """How many seeds ended because their numbers were no longer finite."""
+        return sum(run.diverged for run in self.unfinished)
+
+    def few(self, seeds: int | None = None) -> str:
+        """Return "2 of 5 seeds, 3 diverged" where a number is not over all of them, else "".
+
+        Args:
+            seeds: that the number is over; those that finished unless said.
+        """
+        count = len(self.seeds) if seeds is None else seeds
+        planned = len(self.seeds) + len(self.unfinished)
+        if count == planned:
+            return ""
+        return f"{count} of {planned} seeds" + (
+            f", {self.diverged} diverged" if self.diverged else ""
+        )
 
     def spread(self, measure: str) -> Spread | None:
         """Return mean and sd of `measure`, None where no seed has it."""
@@ -182,6 +215,21 @@ def missing(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def crowded(rows: Sequence[Row]) -> str:
+    """Return what is to be said of seconds where runs shared a machine, "" where none did."""
+    counts = sorted({count for row in rows for count in row.at_a_time})
+    if not counts or counts == [1]:
+        return ""
+    said = f"Seconds are with {' or '.join(map(str, counts))} runs at a time on one machine"
+    return f"{said}, so that not all rows compare." if len(counts) > 1 else f"{said}."
+
+
+def at_a_time(run: Run) -> int | None:
+    """Return how many runs its command let go on at a time, None where it does not say."""
+    found = re.search(r"--workers[ =](\d+)", str(run.environment.get("command", "")))
+    return int(found[1]) if found else None
+
+
 def _row(
     label: str, runs: Sequence[Run], seeds: Sequence[int], references: dict[int, tuple[float, ...]]
 ) -> Row:
@@ -201,9 +249,14 @@ def _row(
         seeds=tuple(run.seed for run in runs if run.done),
         values=values,
         unfinished=(
-            *(Unfinished(label, run.seed, _why(run)) for run in runs if not run.done),
+            *(
+                Unfinished(label, run.seed, _why(run), _diverged(run))
+                for run in runs
+                if not run.done
+            ),
             *(Unfinished(label, seed, "not begun") for seed in seeds if seed not in begun),
         ),
+        at_a_time=frozenset(filter(None, map(at_a_time, runs))),
     )
 
 
@@ -220,6 +273,10 @@ def _measured(run: Run, reference: Sequence[float] | None) -> dict[str, float | 
 
 def _method(run: Run) -> str:
     return str(run.config["method"]["name"])
+
+
+def _diverged(run: Run) -> bool:
+    return str(run.status.get("error") or "").startswith(FloatingPointError.__name__)
 
 
 def _why(run: Run) -> str:

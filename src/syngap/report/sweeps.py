@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,14 @@ class Line:
         method: the method's own name.
         rows: a row for each value, in order.
         values: the option's, rising.
+        lost: values at which no seed has finished, and the row.
     """
 
     label: str
     method: str
     rows: list[Row]
     values: list[float]
+    lost: dict[float, Row]
 
     def spreads(self, measure: str) -> list[Spread]:
         """Return a measure at each value."""
@@ -69,8 +71,18 @@ class Sweep:
 
     @property
     def values(self) -> list[float]:
-        """Every value that a line has, rising."""
-        return sorted({value for line in self.lines for value in line.values})
+        """Every value that a line has, or would have had, rising."""
+        return sorted({value for line in self.lines for value in (*line.values, *line.lost)})
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not over all seeds: "ER at 1 (2 of 5 seeds, 3 diverged)"."""
+        found = [
+            (line.label, value, row.few())
+            for line in self.lines
+            for value, row in [*zip(line.values, line.rows, strict=True), *line.lost.items()]
+        ]
+        return [f"{label} at {value:g} ({few})" for label, value, few in found if few]
 
     @property
     def logarithmic(self) -> bool:
@@ -83,31 +95,34 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
     """Return what `rows` say of options, learning rates first.
 
     A method's rows are those of its curve: all else is as in the row of its own name. Two rates
-    make a curve, of any other option it takes three values.
+    make a curve, of any other option it takes three values, and a row without a finished seed is
+    no point of it.
     """
-    finished = [row for row in rows if row.spread("ACC") is not None]
-    methods = dict.fromkeys(row.method for row in finished)
+    methods = dict.fromkeys(row.method for row in rows)
     options = dict.fromkeys(
-        option for row in finished for option, value in row.options.items() if _number(value)
+        option for row in rows for option, value in row.options.items() if _number(value)
     )
     called = labels({method: {"name": method} for method in methods})
     found = []
     for option in options:
         least = 2 if option == _FIRST else 3
-        curves = {method: curve(finished, method, option) for method in methods}
-        lines = [
-            Line(called[method], method, list(points.values()), [float(value) for value in points])
-            for method, points in curves.items()
-            if len(points) >= least
-        ]
-        found += [Sweep(option, lines)] if lines else []
+        lines = [_line(called[method], method, curve(rows, method, option)) for method in methods]
+        some = [line for line in lines if len(line.values) >= least]
+        found += [Sweep(option, some)] if some else []
     return sorted(found, key=lambda sweep: sweep.option != _FIRST)
 
 
 def variants(found: Sequence[Sweep]) -> list[str]:
     """Return the names of the rows that are in a sweep and not their method's own row."""
-    rows = [row for sweep in found for line in sweep.lines for row in line.rows]
+    lines = [line for sweep in found for line in sweep.lines]
+    rows = [row for line in lines for row in (*line.rows, *line.lost.values())]
     return list(dict.fromkeys(row.name for row in rows if row.name != row.method))
+
+
+def _line(label: str, method: str, points: Mapping[Any, Row]) -> Line:
+    done = {float(value): row for value, row in points.items() if row.seeds}
+    lost = {float(value): row for value, row in points.items() if not row.seeds}
+    return Line(label, method, list(done.values()), list(done), lost)
 
 
 def _number(value: Any) -> bool:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from syngap.report import paper
 from syngap.report.columns import Column, best, columns, decimals, shown, usual
-from syngap.report.rows import Row, missing
+from syngap.report.rows import Row, crowded, missing
 
 __all__ = ["best", "decimals", "markdown", "shown", "table"]
 
@@ -96,8 +96,8 @@ def _cell(column: Column, row: Row, text: str) -> Text:
 
 
 def _named(row: Row) -> str:
-    finished, all_seeds = len(row.seeds), len(row.seeds) + len(row.unfinished)
-    return row.label + (f" ({finished} of {all_seeds} seeds)" if row.unfinished else "")
+    few = row.few()
+    return row.label + (f" ({few})" if few else "")
 
 
 def _caption(rows: Sequence[Row], chosen: Sequence[Column], mark: str) -> list[str]:
@@ -107,6 +107,8 @@ def _caption(rows: Sequence[Row], chosen: Sequence[Column], mark: str) -> list[s
     says = [f"Mean ± sd over finished seeds; {mark} the best of its column{bound}."]
     if "ACC-ER" in names:
         says.append("ACC - ER is taken seed by seed and its ± is a 95 % interval (Student's t).")
+    if "seconds" in names and (said := crowded(rows)):
+        says.append(said)
     if any(name.startswith("paper-") for name in names):
         for experiment in dict.fromkeys(row.experiment for row in rows):
             says += paper.notes(experiment)

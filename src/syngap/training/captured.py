@@ -163,7 +163,6 @@ class Captured:
                 _add(self._method, name, missed)
                 self._give_up(f"{name} changes in learn; count in between, which is not captured")
 
-
     def _give_up(self, why: str) -> None:
         self.why = why
         warnings.warn(f"steps are not captured: {why}", stacklevel=2)

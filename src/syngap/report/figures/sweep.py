@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ _ROOM = 0.06  # between labels, as a share of the axis
 def sweep_figure(sweep: Sweep, path: Path) -> None:
     """Draw ACC against the option that rows differ in, with a band of ± sd over seeds.
 
+    A cross at the bottom is a value at which no seed has finished.
+
     Args:
         sweep: what `syngap.report.sweeps.sweeps` found.
         path: the file to write; it ends in .svg or .pdf.
@@ -35,6 +38,7 @@ def sweep_figure(sweep: Sweep, path: Path) -> None:
             ends.append((line.spreads("ACC")[-1].mean, line.label, colour))
         _scale(axes, sweep)
         bare(axes)
+        _crosses(axes, sweep, [colour for *_, colour in ends])
         height = float("inf")
         for end, label, colour in sorted(ends, reverse=True):
             height = min(end, height - _ROOM * axes.get_ylim()[1])
@@ -63,6 +67,13 @@ def _draw(axes: Axes, sweep: Sweep, line: Line, colour: str, dash: object, width
         f"{means[best]:.1f}", (places[best], means[best]), (0, 7), textcoords="offset points",
         color=colour, ha="center", va="bottom", fontsize=10,
     )  # fmt: skip
+
+
+def _crosses(axes: Axes, sweep: Sweep, colours: Sequence[str]) -> None:
+    at = dict(zip(sweep.values, _places(sweep), strict=True))
+    for line, colour in zip(sweep.lines, colours, strict=True):
+        for value in line.lost:
+            axes.plot([at[value]], [0.0], "x", color=colour, markersize=7, clip_on=False)
 
 
 def _places(sweep: Sweep) -> list[float]:

@@ -3,7 +3,7 @@
 const seeds = new Set(rows.flatMap((row) => row.seeds));
 document.getElementById("scope").textContent = [
   tasks ? plural(tasks, "task") : null,
-  rows.length ? plural(rows.length, "method") : null,
+  rows.length ? plural(rows.length, "row") : null,
   seeds.size ? plural(seeds.size, "seed") : null,
 ].filter(Boolean).join(" · ");
 

@@ -75,20 +75,16 @@ function drawMap(host, row, names, quantity, title) {
   make(head, "th", {}, "");
   values[0].forEach((_, task) => make(head, "th", { scope: "col" }, String(task + 1)));
   const body = make(table, "tbody");
-  names.forEach((name, place) => {
+  const cells = names.map((name, place) => {
     const line = make(body, "tr");
     make(line, "th", { scope: "row", title: name }, row.layers.titles[row.layers.names.indexOf(name)]);
-    values[place].forEach((value, task) => {
+    return values[place].map((value) => {
       const td = make(line, "td");
       td.style.setProperty("--v", 100 * share(value));
-      for (const event of ["pointerenter", "click"]) {
-        td.addEventListener(event, () => {
-          readout.textContent = `${name} after task ${task + 1}: ${short(value)}`;
-        });
-      }
+      return td;
     });
   });
-  table.addEventListener("pointerleave", (event) => {
-    if (event.pointerType === "mouse") readout.textContent = resting;
-  });
+  readable(table, cells, (place, task) => {
+    readout.textContent = `${names[place]} after task ${task + 1}: ${short(values[place][task])}`;
+  }, () => { readout.textContent = resting; });
 }

@@ -23,7 +23,7 @@ function drawMatrix(host, row) {
   const columns = row.R[0].mean.length;
   const square = row.R.length === columns && columns > 1;
   const table = make(figure, "table", {
-    class: `heat${columns > 10 ? " bare" : ""}`, tabindex: 0,
+    class: `heat${columns > 10 ? " bare" : ""}`,
     "aria-label": `${row.label}: accuracy in percent, after each task on each task`,
   });
   const readout = make(figure, "p", { class: "readout", "aria-live": "polite" });
@@ -45,34 +45,15 @@ function drawMatrix(host, row) {
       const td = make(line, "td", { class: kind });
       td.style.setProperty("--v", value);
       make(td, "span", {}, String(Math.round(value)));
-      for (const event of ["pointerenter", "click"]) td.addEventListener(event, () => tell(after, task));
       return td;
     });
   });
-  let shown = null;
 
   function tell(after, task) {
-    if (shown) shown.classList.remove("shown");
-    shown = cells[after][task];
-    shown.classList.add("shown");
-    place = [after, task];
     const { mean, sd } = row.R[after];
     const when = square ? `After task ${after + 1}` : "After all tasks";
     readout.textContent = `${when}, on task ${task + 1}: ${spread([mean[task], sd && sd[task]])}`;
   }
 
-  let place = null;
-  table.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "mouse" || !shown) return;
-    shown.classList.remove("shown");
-    readout.textContent = "";
-  });
-  table.addEventListener("keydown", (event) => {
-    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    if (!(event.key in moves)) return;
-    event.preventDefault();
-    const [down, right] = place ? moves[event.key] : [0, 0];
-    const [after, task] = place || [0, 0];
-    tell(Math.min(Math.max(after + down, 0), cells.length - 1), Math.min(Math.max(task + right, 0), columns - 1));
-  });
+  readable(table, cells, tell, () => { readout.textContent = ""; });
 }

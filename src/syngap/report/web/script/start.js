@@ -1,5 +1,6 @@
 drawAgainst();
 drawTable();
+drawSearch();
 drawMissing();
 drawSweeps();
 drawStream();

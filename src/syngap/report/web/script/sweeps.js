@@ -26,8 +26,9 @@ function drawSweeps() {
     const top = Math.max(...series.flatMap((line) => line.high || line.mean));
     host.querySelector("h2").textContent = `What the ${sweep.name} does`;
     const about = `${measure} against ${sweep.name}`;
-    host.querySelector(".note").textContent =
-      `${about[0].toUpperCase()}${about.slice(1)}, in percent; bands are ± sd over seeds. All else is as in the method’s own row.`;
+    const missing = sweep.missing.length ? ` Not over all seeds: ${sweep.missing.join("; ")}.` : "";
+    host.querySelector(".note").textContent = `${about[0].toUpperCase()}${about.slice(1)}, in percent; `
+      + `bands are ± sd over seeds. All else is as in the method’s own row.${missing}`;
     show({
       series, own: null, max: Math.max(Math.ceil(top / 10) * 10, 10), label: about,
       axis: valueAxis(sweep.name, sweep.values, sweep.logarithmic),

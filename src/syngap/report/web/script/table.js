@@ -12,8 +12,7 @@ function drawTable() {
     const name = make(line, "th", { scope: "row" });
     swatch(name, looks.get(row.name));
     make(name, "span", {}, row.label);
-    const all = row.seeds.length + row.unfinished;
-    if (row.unfinished) make(name, "span", { class: "few" }, `${row.seeds.length} of ${plural(all, "seed")}`);
+    if (row.few) make(name, "span", { class: "few" }, row.few);
     if (row.joint) make(name, "span", { class: "few" }, "upper bound");
     if (Object.keys(row.paper).length) make(name, "span", { class: "paper" }, "the paper");
     for (const measure of data.measures) cell(line, row, measure);
@@ -23,7 +22,7 @@ function drawTable() {
     { ...measure, value: (row) => (row.values[measure.name] || [null])[0] }));
   const method = { name: "method", heading: "method", better: "down", value: (row) => row.label };
   sortable(head, [method, ...columns], lines, (row) => (row.joint ? bound : body), "ACC");
-  if (data.notes) make(document.getElementById("quoted"), "p", { class: "note" }, data.notes);
+  for (const note of data.notes) make(document.getElementById("quoted"), "p", { class: "note" }, note);
 }
 
 function cell(line, row, measure) {
