@@ -197,6 +197,31 @@ def test_what_a_search_or_a_landscape_wrote_is_kept_too(runs: Path, here: Path) 
     assert not any("checkpoint" in name or name.endswith(("safetensors", "html")) for name in found)
 
 
+def test_a_search_is_kept_beside_its_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, kept = here / "runs" / "mine-search", here / "results" / "mine" / "search"
+    folder.mkdir(parents=True)
+    (folder / "search.yaml").write_text("experiment: mine\ntrials: 2\n")
+    (folder / "er-trial0-100").mkdir()
+    for name in ("trials.csv", "tuned.yaml", "er-trial0-100/config.yaml"):
+        (folder / name).write_text(f"{name}: 1\n")
+    assert "the search has not ended" in called(capsys, "keep", folder)[2]
+    assert not kept.exists()
+
+    (folder / "search.yaml").write_text("experiment: mine\ntrials: 2\nchosen: {}\n")
+    printed = called(capsys, "keep", folder)[1]
+    assert printed == "The search is in results/mine/search; files written: 3\n"
+    assert sorted(path.name for path in kept.rglob("*")) == [
+        *("search.yaml", "trials.csv", "tuned.yaml")
+    ]
+    assert (kept / "trials.csv").read_text() == "trials.csv: 1\n"
+    assert called(capsys, "keep", folder)[1].endswith("files written: 0\n")
+
+    (folder / "trials.csv").write_text("other\n")
+    assert "--replace writes over" in called(capsys, "keep", folder)[2]
+    assert (kept / "trials.csv").read_text() == "trials.csv: 1\n"
+    assert called(capsys, "keep", folder, "--replace")[1].endswith("files written: 1\n")
+
+
 # Nothing of the machine
 
 

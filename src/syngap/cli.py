@@ -199,9 +199,10 @@ def fill(
 
 @app.command()
 def keep(
-    runs: Annotated[Path, typer.Argument(help="the folder that `syngap run` wrote")],
+    runs: Annotated[Path, typer.Argument(help="the folder that `syngap run` or `tune` wrote")],
     to: Annotated[
-        Path | None, typer.Argument(help="where to keep them; results/NAME by default")
+        Path | None,
+        typer.Argument(help="where to keep them; results/NAME, or results/NAME/search, by default"),
     ] = None,
     unfinished: Annotated[
         bool,
@@ -214,7 +215,13 @@ def keep(
     """Copy runs to where results are kept: without checkpoints and folders of this machine."""
     from syngap.experiments.folder import read_runs
     from syngap.experiments.keep import keep as keep_runs
+    from syngap.experiments.keep import keep_search, search_of
 
+    if searched := search_of(runs):
+        place = to or Path("results") / searched / "search"
+        written = keep_search(runs, place, replaced=replace)
+        typer.echo(f"The search is in {place}; files written: {written}")
+        return
     place = to or Path("results") / str(read_runs(runs)[0].config.get("experiment", runs.name))
     kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
     for name in kept.left_out:

@@ -22,9 +22,10 @@ from syngap.experiments.files import write
 from syngap.experiments.folder import Run, read_runs, read_yaml
 from syngap.options import shown
 
-__all__ = ["Kept", "keep"]
+__all__ = ["Kept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
+_SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,43 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
         if not any(path.is_relative_to(run.path) for run in left_out)
     }
     contents[runs / "experiment.yaml"] = _experiment(runs, to)
-    changed = {
-        place: content
-        for path, content in contents.items()
-        if _held(place := to / path.relative_to(runs)) != content
-    }
-    others = [place for place in changed if place.exists() and place != to / "experiment.yaml"]
+    written = _put({to / p.relative_to(runs): held for p, held in contents.items()}, replaced)
+    return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
+
+
+def search_of(folder: Path) -> str | None:
+    """Return the experiment that `syngap tune` wrote `folder` for, None where it did not."""
+    if not (folder / "search.yaml").is_file():
+        return None
+    return str(read_yaml(folder / "search.yaml").get("experiment", folder.name))
+
+
+def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
+    """Copy a search that has ended: how it was made, its trials, and what was chosen.
+
+    Its runs are not needed for that. Returns how many files are new or other than before.
+
+    Args:
+        folder: the folder that `syngap tune` wrote.
+        to: where the search is kept, such as results/NAME/search.
+        replaced: write over files that are there with another content; without it, a UserError.
+    """
+    if "chosen" not in read_yaml(folder / "search.yaml"):
+        raise UserError(f"{folder}: the search has not ended; syngap tune --resume goes on with it")
+    return _put({to / name: (folder / name).read_bytes() for name in _SEARCH}, replaced)
+
+
+def _put(contents: dict[Path, bytes], replaced: bool) -> int:
+    """Write what is not there yet, all or nothing; return how many files that were."""
+    changed = {place: held for place, held in contents.items() if _held(place) != held}
+    others = [place for place in changed if place.exists() and place.name != "experiment.yaml"]
     if others and not replaced:
         more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
         raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
     for place, content in changed.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         write(place, content)
-    return Kept([run.path.name for run in kept], [run.path.name for run in left_out], len(changed))
+    return len(changed)
 
 
 def _check_finished(runs: Path, found: Sequence[Run], unfinished: bool) -> None:
