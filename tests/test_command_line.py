@@ -686,7 +686,8 @@ def test_a_report_draws_a_figure(out: Path, here: Path, call: Call) -> None:
 
 def test_a_report_of_runs_under_way_says_what_is_missing(out: Path, call: Call) -> None:
     (out / "sgd-0/status.json").write_text('{"state": "running", "step": 2, "steps": 6}')
-    code, printed, said = call("report", "out")
+    with alone_in(out / "sgd-0"):
+        code, printed, said = call("report", "out")
     assert code == 0
     assert "SGD (0 of 1 seeds)" in printed
     assert "SGD, seed 0: running at step 2 of 6" in " ".join(printed.split())

@@ -169,6 +169,17 @@ def test_a_table_can_have_some_rows_and_columns(results: Results) -> None:
         assert note in answer(f"notes {SHARED}", results)
 
 
+def test_text_says_where_it_was_made_as_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_experiment(tmp_path / "w" / "kept" / "a", {"er": Made("er")}, (0,), every=50)
+    write_search(folder, {"er": {"lr": 0.1}})
+    monkeypatch.chdir(tmp_path)
+    for given, place in ((Path("w/kept"), "w/kept"), (tmp_path / "w" / "kept", "kept")):
+        assert f"Made by `syngap report {place}/a`." in answer("table a", Results(given))
+        assert f"`{place}/a/search/trials.csv`" in answer("search a", Results(given))
+
+
 def test_experiments_are_listed_with_runs_hardware_and_times(results: Results) -> None:
     head, _, other, shared = answer("experiments", results).splitlines()
     assert head.startswith("| experiment | runs | hardware |")
@@ -270,7 +281,7 @@ def test_code_and_other_comments_are_left_alone(
 ) -> None:
     text = (
         "<!-- a comment -->\n\n```md\n<!-- results: nonsense -->\n<!-- end -->\n```\n\n"
-        "~~~~\n```\n<!-- results: nonsense -->\n~~~~\n\n<!-- end -->\n"
+        "~~~~\n```\n<!-- results: nonsense -->\n~~~~\n\n<!-- ending -->\n"
     )
     page = written(text)
     assert fill(page, results) == 0
@@ -288,6 +299,14 @@ def test_code_and_other_comments_are_left_alone(
         ("<!-- results: runs other -->1<!-- end -->\n", "line 1: a line that begins with a"),
         ("- <!-- results: runs other -->1<!-- end -->\n", "line 1: a line that begins with a"),
         ("a\n> 1. <!-- results: runs other -->1<!-- end -->\n", "line 2: a line that begins"),
+        ("a\n\nb 1<!-- end -->\n", "page.md, line 3: <!-- end --> without a beginning"),
+        ("a <!-- value other er ACC -->1<!-- end -->\n", "line 1: <!-- end --> without a beg"),
+        (
+            "a\nb <!-- result: runs other -->1<!-- end -->\n",
+            'line 2: a block begins with "results:"',
+        ),
+        ("a <!-- Results: runs other -->1<!-- end -->\n", 'not "Results:"'),
+        ("a <!--results : runs other -->\n", 'not "results :"'),
     ],
 )
 def test_marks_that_no_reader_would_get_right_are_refused(
@@ -295,6 +314,8 @@ def test_marks_that_no_reader_would_get_right_are_refused(
 ) -> None:
     with refused(words):
         fill(written(text), results)
+    with refused(words):
+        stale(written(text), results)
 
 
 # The commands
@@ -342,6 +363,18 @@ def test_a_folder_of_results_is_reported_experiment_by_experiment(
     code, _, said = called(capsys, "report", results.folder, "--figure", "a.svg")
     assert code == 2
     assert "holds several experiments" in said
+
+
+def test_a_search_among_results_is_left_out_of_their_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        write_experiment(tmp_path / name, {"er": Made("er")}, (0,), every=50)
+    (tmp_path / "b" / "search.yaml").write_text("trials: 3\n")
+    code, printed, said = called(capsys, "report", tmp_path, "--markdown")
+    assert code == 0
+    assert re.findall(r"^## (.+)$", printed, re.MULTILINE) == ["a", "c"]
+    assert f"{tmp_path / 'b'}: holds trials of a search; left out" in said.splitlines()
 
 
 # The documentation of this repository

@@ -286,6 +286,7 @@ def test_command_computes_and_refuses_to_write_over(tmp_path, capsys):
     code, _, told = called(capsys, *command, "--methods", "sgd,syngap")
     assert code == 0
     assert "1 of 2  sgd-0" in told
+    assert f"`syngap report {tmp_path / 'out'}` draws them" in told
     assert "loss of task 1: initialisation" in told
     assert [found.row for found in read_landscapes(tmp_path / "out")] == ["sgd", "syngap"]
     code, _, told = called(capsys, *command, "--methods", "sgd")
@@ -299,7 +300,9 @@ def test_landscapes_may_come_before_the_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("syngap.experiments.engine.run_local", run_inline)
     file = written(tmp_path)
     chosen = ["--methods", "er"]
-    assert called(capsys, "landscape", file, *chosen, "--points", 2, "--samples", 20)[0] == 0
+    code, _, told = called(capsys, "landscape", file, *chosen, "--points", 2, "--samples", 20)
+    assert code == 0
+    assert "are in runs/tiny/landscapes; `syngap report runs/tiny` draws them\n" in told
     assert (tmp_path / "runs" / "tiny" / "landscapes" / "er-0" / "landscape.json").is_file()
     assert called(capsys, "run", file, *chosen)[0] == 0
     assert '"landscapes":[{' in (tmp_path / "runs" / "tiny" / "index.html").read_text()

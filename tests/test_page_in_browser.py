@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 
 import pytest
 from chromium import FOUND, Chromium
@@ -124,6 +125,16 @@ def test_differences_are_shown_for_each_rival(opened):
     assert "forgets less" in text(opened, "#against tbody tr:nth-child(2)")
     assert "2 seeds" in text(opened, "#against tbody tr:first-child")
     assert text(opened, "#scope") == f"5 tasks · {len(DEMO)} rows · 3 seeds"
+
+
+def test_the_best_other_method_is_said_to_be_chosen_where_it_is_a_rival(browser, demo, tmp_path):
+    few = {row: DEMO[row] for row in ("er", "sgd", "syngap")}
+    write_page(read_runs(write_experiment(tmp_path, few, every=50)), tmp_path / "few.html", "few")
+    for page, said in ((demo, True), (tmp_path / "few.html", False)):
+        browser.open(page)
+        note = browser.value("document.querySelector('#against .note').innerText")
+        assert ("chosen by the ACC that is shown" in note) == said
+        assert "more seeds may tell." in note
 
 
 def test_differences_have_the_interval_that_the_headline_goes_by(opened, demo):
@@ -435,6 +446,21 @@ def test_hostile_names_stay_text(browser, tmp_path):
     assert "ER (a</h2>)" in texts(browser, "#matrices figcaption")
     assert browser.complaints() == []
     assert browser.requests() == [(tmp_path / "page.html").as_uri()]
+
+
+def test_rows_that_have_not_begun_are_in_the_table(browser, tmp_path):
+    made = {row: DEMO[row] for row in ("sgd", "er", "syngap")}
+    runs = write_experiment(tmp_path / "runs", made, (0, 1), every=50)
+    for name in ("sgd-0", "sgd-1", "er-1"):
+        shutil.rmtree(runs / name)
+    write_page(read_runs(runs), tmp_path / "page.html", "stopped")
+    browser.open(tmp_path / "page.html")
+    assert sorted(texts(browser, "#results .few")) == ["0 of 2 seeds", "1 of 2 seeds"]
+    assert texts(browser, "#missing li") == [
+        "SGD, seeds 0, 1: not begun",
+        "ER, seed 1: not begun",
+    ]
+    assert browser.complaints() == []
 
 
 @pytest.mark.parametrize(

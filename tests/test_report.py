@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from rich.console import Console
 from runfolders import DEMO, Made, write_experiment, write_run
 
 from syngap.errors import UserError
+from syngap.experiments.files import alone_in
 from syngap.experiments.folder import read_run, read_runs
 from syngap.report.data import data
 from syngap.report.figures import accuracy_figure
@@ -105,13 +107,47 @@ def test_every_run_is_counted_or_named(tmp_path):
     er, sgd = rows(read_runs(tmp_path))
     assert (er.seeds, sgd.seeds) == ((0, 2), (1,))
     assert missing([er, sgd]) == [
-        "ER, seed 1: running at step 200 of 500",
+        "ER, seed 1: stopped at step 200 of 500",
         "SGD, seed 0: failed at step 100 of 500: RuntimeError: out of memory",
         "SGD, seed 2: not begun",
     ]
     for text in (shown([er, sgd]), markdown([er, sgd])):
         assert "RuntimeError: out of memory" in text
         assert "SGD (1 of 3 seeds)" in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the lock needs fcntl")
+def test_a_run_is_running_while_a_process_is_at_it(tmp_path):
+    write_experiment(tmp_path, {"er": DEMO["er"]}, (0,), every=50)
+    folder = write_run(tmp_path, "er", DEMO["er"], 0, state="running", tasks_done=2)
+    with alone_in(folder):
+        assert missing(rows(read_runs(tmp_path))) == ["ER, seed 0: running at step 200 of 500"]
+    assert missing(rows(read_runs(tmp_path))) == ["ER, seed 0: stopped at step 200 of 500"]
+
+
+def test_what_the_experiment_asks_for_and_nobody_began_is_counted(tmp_path):
+    made = {row: DEMO[row] for row in ("sgd", "er", "syngap", "joint")}
+    write_experiment(tmp_path, made, (0, 1, 2), every=50)
+    for run in [path for path in tmp_path.iterdir() if path.is_dir()]:
+        if run.name not in ("er-0", "syngap-0"):
+            shutil.rmtree(run)
+    runs = read_runs(tmp_path)
+    found = rows(runs)
+    assert [row.name for row in found] == list(made)
+    assert [row.few() for row in found] == ["0 of 3 seeds", *["1 of 3 seeds"] * 2, "0 of 3 seeds"]
+    assert found[-1].joint
+    assert missing(found)[:2] == ["SGD, seeds 0, 1, 2: not begun", "ER, seeds 1, 2: not begun"]
+    assert "ER (1 of 3 seeds)" in shown(found)
+    assert "SGD (0 of 3 seeds)" in markdown(found)
+    assert "Joint, seeds 0, 1, 2: not begun" in page(runs, "begun", made=NOON)
+
+
+@pytest.mark.parametrize("plan", ["methods: [er]", "methods: {er: 3}", "seeds: x", "seeds: 3"])
+def test_damaged_plan_is_named(tmp_path, plan):
+    write_run(tmp_path, "er", DEMO["er"], 0, every=50)
+    (tmp_path / "experiment.yaml").write_text(plan)
+    with pytest.raises(UserError, match=r"experiment\.yaml: not as syngap wrote it"):
+        read_runs(tmp_path)
 
 
 def test_runs_that_diverged_are_counted_as_a_result(tmp_path):
@@ -210,6 +246,25 @@ def test_headline_when_it_wins(tmp_path):
     assert headline(found).startswith(  # 4.303 · 1.0 / sqrt(3) = 2.5
         "SynGAP forgets less than ER (−10.0 ± 2.5 points, 95 %) and SGD (−70.0 ± 2.5). "
     )
+
+
+def test_headline_says_who_has_no_memory_and_another_rate(tmp_path, demo):
+    said = headline(rows(demo))
+    assert "SynGAP has a memory; SGD has none." in said
+    rates = "Learning rates differ: SynGAP 0.3, ER 0.1, SGD 0.1 and DER++ 0.1."
+    assert rates in said
+    one = headline(rows([run for run in demo if run.seed == 0]))
+    assert one.startswith("Too few seeds")
+    assert one.endswith(rates)
+    made = {row: Made(row, options={"lr": 0.1}) for row in ("syngap", "er", "sgd")}
+    said = headline(rows(read_runs(write_experiment(tmp_path / "alike", made, every=50))))
+    assert "memory" not in said
+    assert "rates" not in said
+    made["er_high"] = Made("er", keeps=0.9, options={"lr": 0.3})
+    runs = read_runs(write_experiment(tmp_path / "high", made, every=50))
+    rates = "Learning rates differ: SynGAP 0.1, ER 0.1, SGD 0.1 and ER (lr 0.3)."
+    assert headline(rows(runs)).endswith(rates)
+    assert data(runs, rows(runs))["flattered"], "by the choice of a row of ER"
 
 
 def test_headline_when_it_is_level(tmp_path):
@@ -370,7 +425,7 @@ def test_page_of_an_experiment_that_has_only_begun(tmp_path):
     write_run(tmp_path, "er", DEMO["er"], 0, state="running")
     text = page(read_runs(tmp_path), "begun", made=NOON)
     assert "No run has finished yet." in text
-    assert "ER, seed 0: running at step 0 of 500" in text
+    assert "ER, seed 0: stopped at step 0 of 500" in text
 
 
 def test_page_tells_shared_configuration_once(demo):

@@ -220,8 +220,10 @@ def test_what_is_held_out_by_the_seed_must_be_held_out_by_a_number() -> None:
 def test_seeds_that_were_chosen_by_cannot_be_asked_for_later() -> None:
     experiment = searched()
     assert experiment.select(None, [0, 7]).seeds == [0, 7]
-    with refused("search.seeds: 100 are seeds of the table"):
+    with refused("--seeds: 100 is a seed of the experiment's search, ", "give others"):
         experiment.select(None, [0, 100])
+    with refused("--seeds: 7, 100 are seeds of the experiment's search"):
+        searched("search.seeds=[100, 7]").select(None, [7, 0, 100])
 
 
 @given(VALUES)

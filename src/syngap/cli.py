@@ -29,7 +29,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="syngap",
-    help="Learning from streams without forgetting: compare methods, see tables and a page.",
+    help="Learning from streams and forgetting less: compare methods, see tables and a page.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -169,6 +169,9 @@ def report(
     if figure:
         raise UserError(f"--figure: {runs} holds several experiments; name the folder of one")
     for name in Results(runs).names():
+        if _holds_trials(runs / name):
+            typer.echo(f"{runs / name}: holds trials of a search; left out", err=True)
+            continue
         typer.echo(f"## {name}\n" if markdown else name)
         _report(runs / name, markdown=markdown, figures=figures / name if figures else None)
 
@@ -292,7 +295,8 @@ def landscape(
     folder = out or Path("runs") / chosen.name / "landscapes"
     jobs = plan_landscapes(chosen, folder, data=data, replaced=fresh)
     compute(jobs, Console(stderr=True), points=points, samples=samples, random=random)
-    typer.echo(f"The landscapes are in {folder}; `syngap report` draws them", err=True)
+    whole = folder.parent if folder.name == "landscapes" else folder
+    typer.echo(f"The landscapes are in {folder}; `syngap report {whole}` draws them", err=True)
 
 
 @app.command()
@@ -504,6 +508,10 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+def _holds_trials(folder: Path) -> bool:
+    return (folder / "search.yaml").is_file()
+
+
 def _report(
     runs: Path,
     *,
@@ -523,7 +531,7 @@ def _report(
 
     if figure and figure.suffix != ".svg":
         raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
-    if (runs / "search.yaml").is_file():
+    if _holds_trials(runs):
         raise UserError(f"{runs}: holds trials of a search and no table; see trials.csv there")
     surfaces = read_landscapes(runs)
     alone = bool(surfaces) and not (runs / "experiment.yaml").is_file()

@@ -137,8 +137,11 @@ class Experiment:
                 if row in methods.registry.names():
                     hint = f" row; --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
-        if self.search and seeds is not None:
-            self.search.check_apart_from(seeds)
+        if self.search and (shared := self.search.shared(seeds or ())):
+            raise UserError(
+                f"--seeds: {shared} of the experiment's search, which would flatter the result; "
+                "give others"
+            )
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
         return replace(
             self,

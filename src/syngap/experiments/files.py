@@ -14,7 +14,7 @@ import yaml
 
 from syngap.errors import UserError
 
-__all__ = ["alone_in", "strays", "sync", "write", "write_json", "write_yaml"]
+__all__ = ["alone_in", "nobody_in", "strays", "sync", "write", "write_json", "write_yaml"]
 
 
 _STRAY = re.compile(r"\.[\w-]+\.(?:yaml|json|csv|txt|safetensors)\.\d+")
@@ -42,6 +42,17 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def nobody_in(folder: Path) -> bool:
+    """Return whether no process is alone in `folder`; False where the system cannot tell."""
+    if os.name != "posix":
+        return False
+    try:
+        with alone_in(folder):
+            return True
+    except (UserError, OSError):
+        return False
 
 
 def write(path: Path, content: bytes) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from syngap.errors import UserError
 from syngap.metrics import Evaluation
 
 __all__ = [
+    "Planned",
     "Run",
     "csv_of",
     "evaluation_of",
@@ -35,6 +36,19 @@ __all__ = [
     "read_status",
     "read_yaml",
 ]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What experiment.yaml asks for.
+
+    Args:
+        methods: row → the method's options, its name among them.
+        seeds: of every row.
+    """
+
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,7 @@ class Run:
         initial: accuracy by task before the first step, None until it was measured.
         record: every evaluation after the first step, in order.
         summaries: step → what the method said of itself then (plasticity by layer, for SynGAP).
+        planned: the experiment that it is part of; nothing where the run was read by itself.
     """
 
     path: Path
@@ -61,6 +76,7 @@ class Run:
     initial: tuple[float, ...] | None = None
     record: list[Evaluation] = field(default_factory=list)
     summaries: dict[int, dict[str, float]] = field(default_factory=dict)
+    planned: Planned = field(default_factory=Planned)
 
     @property
     def row(self) -> str:
@@ -85,13 +101,13 @@ def read_runs(directory: Path) -> list[Run]:
     plan = directory / "experiment.yaml"
     if not plan.is_file():
         raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
-    rows = list(read_yaml(plan).get("methods", ()))
+    planned = _planned(plan)
     found = [config.parent for config in sorted(directory.glob("*/config.yaml"))]
-    runs = [read_run(path) for path in found if not _landscape(path)]
+    runs = [replace(read_run(path), planned=planned) for path in found if not _landscape(path)]
     if not runs:
         raise UserError(f"{directory}: no run has begun there")
-    place = {row: number for number, row in enumerate(rows)}
-    return sorted(runs, key=lambda run: (place.get(run.row, len(rows)), run.row, run.seed))
+    place = {row: number for number, row in enumerate(planned.methods)}
+    return sorted(runs, key=lambda run: (place.get(run.row, len(place)), run.row, run.seed))
 
 
 def read_run(path: Path) -> Run:
@@ -119,6 +135,14 @@ def read_run(path: Path) -> Run:
         record=record,
         summaries=summaries,
     )
+
+
+def _planned(path: Path) -> Planned:
+    found = read_yaml(path)
+    with _reading(path):
+        given = {str(row): dict(o or {}) for row, o in dict(found.get("methods") or {}).items()}
+        methods = {row: {"name": str(o.pop("method", row)), **o} for row, o in given.items()}
+        return Planned(methods, tuple(int(seed) for seed in found.get("seeds") or ()))
 
 
 def _landscape(path: Path) -> bool:

@@ -80,16 +80,16 @@ class Search:
             stream=searched,
             spaces={row: _spaces(row, options, methods) for row, options in rows.items()},
         )
-        search.check_apart_from(seeds)
+        if shared := search.shared(seeds):
+            raise UserError(
+                f"search.seeds: {shared} of the table, which would flatter the result; give others"
+            )
         return search
 
-    def check_apart_from(self, seeds: Iterable[int]) -> None:
-        """Refuse `seeds` of a table where some are those that were chosen by."""
-        if shared := sorted({*self.seeds} & {*seeds}):
-            raise UserError(
-                f"search.seeds: {', '.join(map(str, shared))} are seeds of the table; choosing by "
-                "them would flatter the result, give others"
-            )
+    def shared(self, seeds: Iterable[int]) -> str:
+        """Return which of `seeds` are those that are chosen by: "5 is a seed", "" for none."""
+        found = [str(seed) for seed in sorted({*self.seeds} & {*seeds})]
+        return f"{', '.join(found)} {'are seeds' if found[1:] else 'is a seed'}" if found else ""
 
     def of(self, rows: Iterable[str]) -> Search:
         """Return the search of these rows alone."""

@@ -38,7 +38,7 @@ def table(results: Results, NAME: str, *, rows: str = "", columns: str = "") -> 
     among = results.rows(NAME)
     names = rows.split(",") if rows else []
     chosen = [results.row(NAME, row, finished=False) for row in names] or among
-    made = f"Made by `syngap report {results.folder.name}/{NAME}`."
+    made = f"Made by `syngap report {results.place}/{NAME}`."
     return markdown(chosen, columns.split(",") if columns else None, among, [made])
 
 
@@ -111,7 +111,7 @@ def search(results: Results, NAME: str) -> str:
     found = results.search(NAME)
     if found is None:
         raise UserError(f"{results.folder / NAME}: no search there (search/search.yaml is missing)")
-    return searches.markdown(found, f"{results.folder.name}/{NAME}/{searches.FOLDER}")
+    return searches.markdown(found, f"{results.place}/{NAME}/{searches.FOLDER}")
 
 
 def option(results: Results, NAME: str, ROW: str, OPTION: str) -> str:

@@ -24,7 +24,9 @@ from syngap.report.results import Results
 __all__ = ["Stale", "fill", "stale"]
 
 _FENCED = re.compile(r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
-_MARK = re.compile(r"<!--\s*(?:results:(?P<asked>.*?)|(?P<end>end)\s*)-->", re.DOTALL)
+_MARK = re.compile(
+    r"<!--\s*(?:(?P<opens>(?i:results?)\s*:)(?P<asked>.*?)|(?P<end>end)\s*)-->", re.DOTALL
+)
 _BEGINNING = re.compile(r"[\s>]*(?:[-*+]|\d+[.)])?\s*")  # of a line, a quotation or a list's item
 
 
@@ -95,9 +97,11 @@ def _blocks(text: str, where: str) -> list[_Block]:
         place = f"{where}, line {_line(text, mark.start())}"
         if mark["end"]:
             if opened is None:
-                continue  # somebody else's
+                raise UserError(f"{place}: <!-- end --> without a beginning, <!-- results: … -->")
             found.append(_block(text, opened, mark, where))
             opened = None
+        elif mark["opens"] != "results:":
+            raise UserError(f'{place}: a block begins with "results:", not "{mark["opens"]}"')
         elif opened is not None:
             raise UserError(f"{place}: a block begins within another; <!-- end --> is missing")
         else:

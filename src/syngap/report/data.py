@@ -11,7 +11,7 @@ import yaml
 from syngap.experiments.folder import Run
 from syngap.experiments.surface import Landscape
 from syngap.report.differences import half
-from syngap.report.headline import against, rivals, subject, verdict
+from syngap.report.headline import against, rivals, strongest, subject, verdict
 from syngap.report.layers import is_weight, layers, title
 from syngap.report.paper import notes, quoted
 from syngap.report.rows import MEASURES, Row, Spread, crowded, missing
@@ -39,9 +39,10 @@ def data(
         "measures": [_measure(rows, name) for name in MEASURES],
         "subject": None if ours is None else ours.name,
         "against": [] if ours is None else [_against(ours, rival) for rival in rivals(rows)],
+        "flattered": ours is not None and strongest(rows) is not None,
         "missing": missing(rows),
         "axis": _axis([run for run in runs if run.done], [row.name for row in rows if row.joint]),
-        "rows": [_row(row, finished[row.name], own[row.name]) for row in rows],
+        "rows": [_row(row, finished[row.name], own.get(row.name, "")) for row in rows],
         "sweeps": [_sweep(sweep) for sweep in swept],
         "variants": variants(swept),
         "search": None if search is None else tabled(search),

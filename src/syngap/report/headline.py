@@ -9,7 +9,7 @@ from syngap.metrics import mean_and_spread
 from syngap.report.differences import half, paired, times
 from syngap.report.rows import Row, Spread
 
-__all__ = ["Against", "against", "headline", "rivals", "subject"]
+__all__ = ["Against", "against", "headline", "rivals", "strongest", "subject"]
 
 _SUBJECT = "syngap"
 _RIVALS = ("er", "sgd")
@@ -41,11 +41,23 @@ def subject(rows: Sequence[Row]) -> Row | None:
 
 def rivals(rows: Sequence[Row]) -> list[Row]:
     """Return what it is compared with: ER, SGD and, whatever it is, the best of the others."""
-    others = [row for row in _continual(rows) if row.method != _SUBJECT]
-    found = [row for name in _RIVALS if (row := _find(others, name))]
-    if others and (strongest := _best(others)) not in found:
-        found.append(strongest)
-    return found
+    best = strongest(rows)
+    return _usual(rows) + ([best] if best else [])
+
+
+def strongest(rows: Sequence[Row]) -> Row | None:
+    """Return the best of the others, None where that is the row of ER or SGD in any case."""
+    others = _others(rows)
+    best = _best(others) if others else None
+    return None if best in _usual(rows) else best
+
+
+def _usual(rows: Sequence[Row]) -> list[Row]:
+    return [row for name in _RIVALS if (row := _find(_others(rows), name))]
+
+
+def _others(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in _continual(rows) if row.method != _SUBJECT]
 
 
 def against(ours: Row, theirs: Row) -> Against:
@@ -95,17 +107,19 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
         alone = "No other method has finished to compare it with."
         return f"{ours.label} ends at {_stands(ours)}. {alone}"
     found = [against(ours, row) for row in theirs]
+    unlike = _unlike(ours, theirs)
     decided = [a for a in found if verdict(a.accuracy) is not None]
     if not decided:
         stand = [
             f"{_spoken(row.label)} ends at {_number(row.spread('ACC'))} %"
             for row in (ours, *theirs)
         ]
-        return f"Too few seeds for a verdict: {_listed(stand)}. {_cost(found)}".strip()
+        return f"Too few seeds for a verdict: {_listed(stand)}. {_cost(found)} {unlike}".strip()
     sentences = [
         _sentence(f"{ours.label} forgets ", _FORGETS, _differences(decided, "forgetting"), numbers),
         _sentence("It ends ", _ENDS, _differences(decided, "accuracy"), numbers),
         _cost(found),
+        unlike,
         *(
             f"Too few shared seeds to compare it with {_spoken(a.rival)}."
             for a in found
@@ -160,6 +174,21 @@ def _cost(found: Sequence[Against]) -> str:
     times = [(rival, f"{time:.1f}" if time < 9.95 else f"{time:.0f}") for rival, time in known]
     parts = [f"{time}\N{NO-BREAK SPACE}× that of {_spoken(rival)}" for rival, time in times]
     return f"Its training time is {_listed(parts)}." if parts else ""
+
+
+def _unlike(ours: Row, theirs: Sequence[Row]) -> str:
+    """Return what else sets the rows apart that are compared: a memory, and learning rates."""
+    bare = [_spoken(row.label) for row in theirs if not row.options.get("buffer")]
+    sentences = []
+    if ours.options.get("buffer") and bare:
+        have = "have" if bare[1:] else "has"
+        sentences.append(f"{_spoken(ours.label)} has a memory; {_listed(bare)} {have} none.")
+    rates = {row.label: str(row.options["lr"]) for row in (ours, *theirs) if "lr" in row.options}
+    if len({*rates.values()}) > 1:
+        said = {label: "" if ", lr " in label else f" {rate}" for label, rate in rates.items()}
+        named = [f"{_spoken(label)}{rate}" for label, rate in said.items()]
+        sentences.append(f"Learning rates differ: {_listed(named)}.")
+    return " ".join(sentences)
 
 
 def _lost(rows: Sequence[Row]) -> str:

@@ -29,6 +29,11 @@ class Results:
         self._runs: dict[str, list[Run]] = {}
         self._rows: dict[str, list[Row]] = {}
 
+    @property
+    def place(self) -> str:
+        """The folder as it was given; of one that begins at this machine's root, the last name."""
+        return self.folder.name if self.folder.is_absolute() else self.folder.as_posix()
+
     def names(self) -> list[str]:
         """Return the experiments that are there, in the order of their names."""
         return sorted(path.parent.name for path in self.folder.glob("*/experiment.yaml"))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from syngap.errors import UserError
-from syngap.experiments.folder import Run
+from syngap.experiments.files import nobody_in
+from syngap.experiments.folder import Planned, Run
 from syngap.metrics import mean_and_spread, reference_of, summarise
 from syngap.report.labels import labels
 
@@ -112,13 +113,9 @@ class Spread(NamedTuple):
 class Unfinished:
     """A run whose numbers are in no mean, and why; one that diverged is a result too."""
 
-    label: str
     seed: int
     why: str
     diverged: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.label}, seed {self.seed}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -181,28 +178,50 @@ class Row:
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Return a row for each method in the order of `runs`, joint ones last.
+    """Return a row for each method in the order of the experiment, joint ones last.
 
     A row's numbers are over its finished seeds. INT is measured against the joint run of the same
-    seed, of the first joint row where there are several. A seed that another row has and this one
-    has not counts as unfinished too.
+    seed, of the first joint row where there are several. A run that the experiment asks for, or a
+    seed that another row has, counts as unfinished where it has not begun.
     """
-    named: dict[str, list[Run]] = {}
+    planned = runs[0].planned if runs else Planned()
+    named: dict[str, list[Run]] = {row: [] for row in planned.methods}
     for run in runs:
         named.setdefault(run.row, []).append(run)
-    seeds = sorted({run.seed for run in runs})
+    seeds = sorted({*planned.seeds, *(run.seed for run in runs)})
     reference = next((run.row for run in runs if _method(run) == "joint"), None)
     references = {
         run.seed: reference_of(run.accuracy) for run in runs if run.done and run.row == reference
     }
-    called = labels({name: of[0].config["method"] for name, of in named.items()})
-    found = [_row(called[name], of, seeds, references) for name, of in named.items()]
+    options = {
+        name: of[0].config["method"] if of else planned.methods[name] for name, of in named.items()
+    }
+    experiment = str(runs[0].config.get("experiment", "")) if runs else ""
+    found = [
+        Row(
+            name=name,
+            label=label,
+            experiment=experiment,
+            options=options[name],
+            seeds=tuple(run.seed for run in named[name] if run.done),
+            values=_values(named[name], references),
+            unfinished=_unfinished(named[name], seeds),
+            at_a_time=frozenset(filter(None, map(at_a_time, named[name]))),
+        )
+        for name, label in labels(options).items()
+    ]
     return sorted(found, key=lambda row: row.joint)
 
 
 def missing(rows: Sequence[Row]) -> list[str]:
     """Return a line for everything that the numbers of `rows` leave out."""
-    lines = [str(run) for row in rows for run in row.unfinished]
+    lines = []
+    for row in rows:
+        seeds: dict[str, list[str]] = {}
+        for run in row.unfinished:
+            seeds.setdefault(run.why, []).append(str(run.seed))
+        for why, of in seeds.items():
+            lines.append(f"{row.label}, seed{'s' if of[1:] else ''} {', '.join(of)}: {why}")
     without: dict[int, list[str]] = {}
     if any(row.joint for row in rows):
         for row in rows:
@@ -230,33 +249,23 @@ def at_a_time(run: Run) -> int | None:
     return int(found[1]) if found else None
 
 
-def _row(
-    label: str, runs: Sequence[Run], seeds: Sequence[int], references: dict[int, tuple[float, ...]]
-) -> Row:
-    config = runs[0].config
+def _values(
+    runs: Sequence[Run], references: dict[int, tuple[float, ...]]
+) -> dict[str, dict[int, float]]:
     values: dict[str, dict[int, float]] = {measure: {} for measure in MEASURES}
     for run in runs:
         if run.done:
             for measure, value in _measured(run, references.get(run.seed)).items():
                 if value is not None:
                     values[measure][run.seed] = value
+    return values
+
+
+def _unfinished(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[Unfinished, ...]:
     begun = {run.seed for run in runs}
-    return Row(
-        name=runs[0].row,
-        label=label,
-        experiment=str(config.get("experiment", "")),
-        options=config["method"],
-        seeds=tuple(run.seed for run in runs if run.done),
-        values=values,
-        unfinished=(
-            *(
-                Unfinished(label, run.seed, _why(run), _diverged(run))
-                for run in runs
-                if not run.done
-            ),
-            *(Unfinished(label, seed, "not begun") for seed in seeds if seed not in begun),
-        ),
-        at_a_time=frozenset(filter(None, map(at_a_time, runs))),
+    return (
+        *(Unfinished(run.seed, _why(run), _diverged(run)) for run in runs if not run.done),
+        *(Unfinished(seed, "not begun") for seed in seeds if seed not in begun),
     )
 
 
@@ -281,6 +290,8 @@ def _diverged(run: Run) -> bool:
 
 def _why(run: Run) -> str:
     state = str(run.status.get("state", "not begun"))
+    if state == "running" and nobody_in(run.path):
+        state = "stopped"
     step, steps = run.status.get("step"), run.status.get("steps")
     at = f" at step {step} of {steps}" if step is not None and steps else ""
     error = str(run.status.get("error") or "").strip().splitlines()

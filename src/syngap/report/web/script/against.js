@@ -11,7 +11,9 @@ function drawAgainst() {
   if (!data.against.length) return;
   const ends = { 1: "more accurate", 0: "not told apart", "-1": "less accurate", null: "no verdict" };
   const forgets = { 1: "forgets more", 0: "not told apart", "-1": "forgets less", null: "no verdict" };
-  const table = make(section("against").querySelector(".scroll"), "table", { class: "plain" });
+  const host = section("against");
+  host.querySelector(".flattered").hidden = !data.flattered;
+  const table = make(host.querySelector(".scroll"), "table", { class: "plain" });
   const head = make(make(table, "thead"), "tr");
   const body = make(table, "tbody");
   const lines = data.against.map((rival) => {
