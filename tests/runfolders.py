@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from syngap.experiments.folder import csv_of
-from syngap.experiments.surface import Grid, Landscape, write_landscape
+from syngap.experiments.landscapes.surface import Grid, Landscape, write_landscape
 
 LAYERS = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
 

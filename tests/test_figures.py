@@ -12,7 +12,7 @@ from tiny import called
 
 from syngap.errors import UserError
 from syngap.experiments.folder import read_runs
-from syngap.experiments.surface import read_landscapes
+from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.report.data import data
 from syngap.report.figures import every_figure, landscape_figure, plasticity_figure, sweep_figure
 from syngap.report.layers import layers

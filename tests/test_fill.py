@@ -14,7 +14,7 @@ from runfolders import Made, write_experiment, write_run, write_search
 from tiny import called
 
 from syngap.experiments.folder import read_runs, read_yaml
-from syngap.experiments.surface import read_landscapes
+from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.metrics import accuracy
 from syngap.report import paper
 from syngap.report.asked import ASKED, answer

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment
-from syngap.experiments.landscape import landscape, make_landscape, plan_landscapes
-from syngap.experiments.plane import FilterNorm, Flat, random_plane, through
+from syngap.experiments.landscapes.landscape import landscape, make_landscape, plan_landscapes
+from syngap.experiments.landscapes.plane import FilterNorm, Flat, random_plane, through
+from syngap.experiments.landscapes.surface import read_landscape, read_landscapes
 from syngap.experiments.run import beginning, stream_of
-from syngap.experiments.surface import read_landscape, read_landscapes
 from syngap.training import train
 
 
@@ -208,7 +208,7 @@ def test_surface_is_the_loss_of_the_networks_that_a_run_has(row):
 
 def test_grid_and_points_are_the_same_function(monkeypatch):
     """A grid laid through a point has there what was evaluated directly."""
-    import syngap.experiments.landscape as module
+    import syngap.experiments.landscapes.landscape as module
 
     told = config("er")
     plain = landscape(told, None, points=2, samples=200)

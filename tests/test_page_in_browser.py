@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import contextmanager
 
 import pytest
 from chromium import FOUND, Chromium
@@ -18,7 +19,7 @@ from runfolders import (
 )
 
 from syngap.experiments.folder import read_runs
-from syngap.experiments.surface import read_landscapes
+from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.report.differences import half
 from syngap.report.headline import against, rivals, subject
 from syngap.report.page import write_page
@@ -49,13 +50,19 @@ def demo(tmp_path_factory):
     return folder / "page.html"
 
 
-@pytest.fixture(params=["light", "dark", "phone"])
-def opened(request, browser, demo):
-    width = 380 if request.param == "phone" else 1200
-    browser.open(demo, width=width, dark=request.param == "dark")
+@contextmanager
+def looked_at(browser, page, how, widths):
+    """Open a page, and see in the end that it had nothing to complain of and fetched nothing."""
+    browser.open(page, width=widths[how == "phone"], dark=how == "dark")
     yield browser
     assert browser.complaints() == []
-    assert browser.requests() == [demo.as_uri()]
+    assert browser.requests() == [page.as_uri()]
+
+
+@pytest.fixture(params=["light", "dark", "phone"])
+def opened(request, browser, demo):
+    with looked_at(browser, demo, request.param, (1200, 380)) as page:
+        yield page
 
 
 def text(browser, selector):
@@ -279,11 +286,8 @@ def full(tmp_path_factory):
 
 @pytest.fixture(params=["light", "dark", "phone"])
 def rich(request, browser, full):
-    width = 400 if request.param == "phone" else 1400
-    browser.open(full, width=width, dark=request.param == "dark")
-    yield browser
-    assert browser.complaints() == []
-    assert browser.requests() == [full.as_uri()]
+    with looked_at(browser, full, request.param, (1400, 400)) as page:
+        yield page
 
 
 def test_no_part_makes_the_page_scroll_sideways(browser, full):

@@ -14,8 +14,8 @@ from test_config import VALUES, taken
 from tiny import tiny
 
 from syngap.experiments.config import Experiment, read, with_settings
-from syngap.experiments.search import Search
-from syngap.experiments.space import Space
+from syngap.experiments.tuning.search import Search
+from syngap.experiments.tuning.space import Space
 
 SEARCH: dict[str, Any] = {
     "trials": 3,

@@ -6,7 +6,7 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,39 +16,22 @@ import pytest
 import torch
 import yaml
 from test_search import SEARCH
-from tiny import called, state, tree, written
+from tiny import called, run_inline, state, tree, written
 from torch import Tensor
 
-from syngap.experiments import engine, tuning
-from syngap.experiments.engine import Event
+from syngap.experiments import engine
 from syngap.experiments.run import Job
-from syngap.experiments.space import Space
-from syngap.experiments.trials import Outcome, Trial
-from syngap.experiments.tuning import RANDOM_FIRST, suggestion
+from syngap.experiments.tuning import study
+from syngap.experiments.tuning.space import Space
+from syngap.experiments.tuning.study import RANDOM_FIRST, suggestion
+from syngap.experiments.tuning.trials import Outcome, Trial
 from syngap.options import Count
 from syngap.streams import Samples, Tasks
 from syngap.streams.digits import digits
 
-Following = Callable[[Event], Sequence[Job]]
 Call = Callable[..., tuple[int, str, str]]
 
 TUNE = ("tune", "tiny.yaml", "--out", "out")
-
-
-def run_inline(
-    jobs: Sequence[Job],
-    workers: int,
-    on_event: Callable[[Event], None],
-    following: Following = lambda ended: (),
-) -> None:
-    """Stand in for `run_local`, without processes; a run that fails is one that failed."""
-    waiting = list(jobs)
-    while waiting:
-        on_event(Event(waiting[0], "begun"))
-        heard: list[Event] = []
-        engine._attempt(waiting.pop(0), heard.append)
-        on_event(heard[-1])
-        waiting += following(heard[-1])
 
 
 @pytest.fixture
@@ -316,7 +299,7 @@ def test_a_trial_that_has_begun_tries_what_its_folder_says(
     once = trials(here / "out")
     status = here / "out/er-trial2-100/status.json"
     status.write_text(status.read_text().replace("done", "running"))
-    monkeypatch.setattr(tuning, "suggestion", lambda *_: {"lr": 0.5, "buffer": 10})
+    monkeypatch.setattr(study, "suggestion", lambda *_: {"lr": 0.5, "buffer": 10})
     assert call(*TUNE, "--resume")[0] == 0
     assert trials(here / "out") == once
     assert call(*TUNE, "--resume", "--methods", "er", "--trials", "4")[0] == 0
@@ -443,7 +426,9 @@ def test_without_optuna_one_line_says_how_to_get_it(
 
 
 def test_the_command_line_does_not_import_optuna() -> None:
-    probe = "import sys, syngap.cli, syngap.experiments.tuning; print('optuna' in sys.modules)"
+    probe = (
+        "import sys, syngap.cli, syngap.experiments.tuning.study; print('optuna' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert result.stdout == "False\n", result.stderr
 

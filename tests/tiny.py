@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from syngap import cli
+from syngap.experiments import engine
 from syngap.experiments.config import Experiment, with_settings
-from syngap.experiments.engine import Event, run_here
+from syngap.experiments.engine import Event
 from syngap.experiments.run import Job
 
 RESULTS = ("accuracy.csv", "metrics.jsonl", "checkpoint/weights.safetensors")
@@ -73,12 +74,20 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def run_inline(jobs: list[Job], workers: int, on_event: Callable[[Event], None]) -> None:
+def run_inline(
+    jobs: Sequence[Job],
+    workers: int,
+    on_event: Callable[[Event], None],
+    following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+) -> None:
     """Stand in for `run_local`, without processes: starting one takes longer than all runs here."""
-    for each in jobs:
-        on_event(Event(each, "begun"))
-        run_here(each)
-        on_event(Event(each, "done"))
+    waiting = list(jobs)
+    while waiting:
+        on_event(Event(waiting[0], "begun"))
+        heard: list[Event] = []
+        engine._attempt(waiting.pop(0), heard.append)
+        on_event(heard[-1])
+        waiting += following(heard[-1])
 
 
 def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

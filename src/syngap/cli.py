@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from syngap.experiments.config import Experiment
     from syngap.experiments.folder import Run
     from syngap.experiments.plan import IfThere, Plan
-    from syngap.experiments.tuning import Tuning
+    from syngap.experiments.tuning.study import Tuning
 
 __all__ = ["app", "main"]
 
@@ -134,7 +134,7 @@ def tune(
     fresh: _Fresh = False,
 ) -> None:
     """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
-    from syngap.experiments.tuning import Tuning
+    from syngap.experiments.tuning.study import Tuning
 
     if_there, again = _if_there(resume, fresh)
     whole = _chosen(experiment, settings or (), None, None, data)
@@ -288,8 +288,8 @@ def landscape(
     """Learn two tasks and compute the loss of the first in the plane of the path."""
     from rich.console import Console
 
-    from syngap.experiments.landscape import plan_landscapes
-    from syngap.experiments.landscape_display import compute
+    from syngap.experiments.landscapes.display import compute
+    from syngap.experiments.landscapes.landscape import plan_landscapes
 
     chosen = _chosen(experiment, settings or (), str(seed), methods, data)
     folder = out or Path("runs") / chosen.name / "landscapes"
@@ -469,9 +469,9 @@ def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
 def _tune(tuning: Tuning, workers: int | None, again: str) -> None:
     from rich.console import Console
 
-    from syngap.experiments import chosen
     from syngap.experiments.display import Display
     from syngap.experiments.engine import default_workers, run_local
+    from syngap.experiments.tuning import chosen
 
     try:
         with tuning.begun() as first, _terminated_like_interrupted():
@@ -522,7 +522,7 @@ def _report(
     from rich.console import Console
 
     from syngap.experiments.folder import read_runs
-    from syngap.experiments.surface import read_landscapes
+    from syngap.experiments.landscapes.surface import read_landscapes
     from syngap.report import table
     from syngap.report.figures import accuracy_figure, every_figure
     from syngap.report.headline import headline

@@ -32,7 +32,7 @@ from syngap.experiments.given import (
     seeds_in,
     seeds_of,
 )
-from syngap.experiments.search import Search
+from syngap.experiments.tuning.search import Search
 from syngap.methods.learner import Precision
 from syngap.options import Count, Natural, NonNegative, checked, defaults, named, shown, signature
 from syngap.streams import Stream

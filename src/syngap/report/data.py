@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from syngap.experiments.folder import Run
-from syngap.experiments.surface import Landscape
+from syngap.experiments.landscapes.surface import Landscape
 from syngap.report.differences import half
 from syngap.report.headline import against, rivals, strongest, subject, verdict
 from syngap.report.layers import is_weight, layers, title

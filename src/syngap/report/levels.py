@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from syngap.experiments.surface import Grid
+from syngap.experiments.landscapes.surface import Grid
 
 __all__ = ["levels"]
 

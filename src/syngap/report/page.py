@@ -15,7 +15,7 @@ from typing import Any
 
 from syngap import __version__
 from syngap.experiments.folder import Run
-from syngap.experiments.surface import Landscape
+from syngap.experiments.landscapes.surface import Landscape
 from syngap.report.data import data
 from syngap.report.headline import headline
 from syngap.report.rows import rows

@@ -15,7 +15,7 @@ from typing import Any
 
 from syngap.errors import UserError
 from syngap.experiments.folder import read_yaml
-from syngap.experiments.space import Space
+from syngap.experiments.tuning.space import Space
 from syngap.report.rows import Row
 
 __all__ = ["FOLDER", "Search", "Searched", "markdown", "read_search", "tabled"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from syngap.experiments.surface import Grid, Landscape
+from syngap.experiments.landscapes.surface import Grid, Landscape
 from syngap.report.labels import labels
 from syngap.report.levels import levels
 

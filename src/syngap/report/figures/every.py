@@ -8,7 +8,7 @@ from pathlib import Path
 
 from syngap.errors import UserError
 from syngap.experiments.folder import Run
-from syngap.experiments.surface import Landscape
+from syngap.experiments.landscapes.surface import Landscape
 from syngap.report.figures.gate import plasticity_figure
 from syngap.report.figures.heat import layers_figure
 from syngap.report.figures.stream import accuracy_figure

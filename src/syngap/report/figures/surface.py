@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from syngap.experiments.surface import Grid, Landscape
+from syngap.experiments.landscapes.surface import Grid, Landscape
 from syngap.report.figures.style import COLOURS, LINE, SOFT, drawn, ramp
 from syngap.report.levels import levels
 from syngap.report.surfaces import named

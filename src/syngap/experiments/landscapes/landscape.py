@@ -21,11 +21,18 @@ from syngap.errors import UserError
 from syngap.experiments.config import Experiment, Training
 from syngap.experiments.environment import chosen_device, environment
 from syngap.experiments.files import write_json, write_yaml
-from syngap.experiments.judge import Judge
-from syngap.experiments.path import Tell, learned
-from syngap.experiments.plane import FilterNorm, Flat, Plane, Weights, random_plane, through
+from syngap.experiments.landscapes.judge import Judge
+from syngap.experiments.landscapes.path import Tell, learned
+from syngap.experiments.landscapes.plane import (
+    FilterNorm,
+    Flat,
+    Plane,
+    Weights,
+    random_plane,
+    through,
+)
+from syngap.experiments.landscapes.surface import FILE, Grid, Landscape, write_landscape
 from syngap.experiments.run import Job, beginning, stream_of
-from syngap.experiments.surface import FILE, Grid, Landscape, write_landscape
 
 __all__ = ["landscape", "make_landscape", "plan_landscapes"]
 

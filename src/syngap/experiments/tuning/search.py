@@ -19,7 +19,7 @@ from syngap import methods as known_methods
 from syngap import streams
 from syngap.errors import UserError, nearest
 from syngap.experiments.given import mapping_of, options_of, seeds_in
-from syngap.experiments.space import Space
+from syngap.experiments.tuning.space import Space
 from syngap.options import Count, checked, named, shown, signature
 from syngap.streams import Stream
 

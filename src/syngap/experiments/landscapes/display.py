@@ -15,9 +15,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from syngap.experiments.landscape import make_landscape
+from syngap.experiments.landscapes.landscape import make_landscape
+from syngap.experiments.landscapes.surface import Landscape
 from syngap.experiments.run import Job
-from syngap.experiments.surface import Landscape
 
 __all__ = ["compute"]
 

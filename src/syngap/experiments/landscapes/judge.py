@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from syngap import seeds
-from syngap.experiments.plane import Weights
+from syngap.experiments.landscapes.plane import Weights
 from syngap.methods import Learner
 from syngap.streams import Stream
 from syngap.streams.stream import Batch

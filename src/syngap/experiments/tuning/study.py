@@ -22,9 +22,9 @@ from syngap.experiments.files import write_yaml
 from syngap.experiments.folder import read_yaml
 from syngap.experiments.plan import IfThere, Plan, check_equal, jobs_of, make_plan
 from syngap.experiments.run import Job
-from syngap.experiments.search import Search
-from syngap.experiments.space import Space
-from syngap.experiments.trials import Outcome, Trial, diverged, write_trials
+from syngap.experiments.tuning.search import Search
+from syngap.experiments.tuning.space import Space
+from syngap.experiments.tuning.trials import Outcome, Trial, diverged, write_trials
 
 __all__ = ["RANDOM_FIRST", "Tuning", "suggestion"]
 

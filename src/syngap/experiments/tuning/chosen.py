@@ -10,8 +10,8 @@ from rich.table import Table
 
 from syngap.experiments.environment import chosen_device, environment
 from syngap.experiments.files import write_yaml
-from syngap.experiments.trials import Outcome
-from syngap.experiments.tuning import Tuning
+from syngap.experiments.tuning.study import Tuning
+from syngap.experiments.tuning.trials import Outcome
 
 __all__ = ["chosen", "notes", "table", "write_chosen"]
 
