@@ -240,6 +240,11 @@ def test_peak_memory_of_exact_is_bounded() -> None:
 # Whole runs by graphs ----------------------------------------------------------------------------
 
 
+# A bias before a BatchNorm has no gradient but rounding, which Adam and Ballistic blow up to a step
+# of full length; the running mean follows it, and the network's output does not.
+ROUNDING = ("0.bias", "1.running_mean")
+
+
 @pytest.mark.parametrize("case", METHODS)
 def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
     results = []
@@ -252,7 +257,8 @@ def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
         method = train(stream, begin, notebook, evaluate_every=7)
         results.append((weights(method), notebook.evaluations))
     for name, value in results[0][0].items():
-        torch.testing.assert_close(results[1][0][name], value, rtol=1e-3, atol=1e-4, msg=name)
+        if name not in ROUNDING:
+            torch.testing.assert_close(results[1][0][name], value, rtol=1e-3, atol=1e-4, msg=name)
     accuracies = [[one.accuracy for one in told] for _, told in results]
     torch.testing.assert_close(
         torch.tensor(accuracies[1]), torch.tensor(accuracies[0]), atol=12.0, rtol=0
@@ -276,7 +282,7 @@ def test_a_captured_run_goes_on_from_its_checkpoint() -> None:
     begin = beginning("syngap", stream, device="cuda", captured=True)
     stream = stream.to(torch.device("cuda"))
     whole = train(stream, begin, Notebook())
-    broken = Notebook(keep_every=11, fails_at=60)
+    broken = Notebook(keep_every=11, fails_at=30)
     with pytest.raises(Interrupted):
         train(stream, begin, broken)
     again = train(stream, begin, Notebook(checkpoint=broken.checkpoint))

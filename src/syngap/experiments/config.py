@@ -61,7 +61,7 @@ class Training:
     Args:
         device: "auto" is the GPU where there is one.
         precision: "fp32", or "bf16" for the network's forward pass.
-        captured: replay training steps as CUDA graphs, on a GPU.
+        captured: on a GPU, replay training steps as CUDA graphs.
         threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
             is part of the experiment and does not follow the number of workers.
         evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
@@ -70,7 +70,7 @@ class Training:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "fp32"
-    captured: bool = False
+    captured: bool = True
     threads: Count = 1
     evaluate_every: Natural = 0
     checkpoint_seconds: NonNegative = 60.0
