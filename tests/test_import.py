@@ -1,6 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
+import syngap
+
 PROBE = """
 import sys
 
@@ -9,7 +13,7 @@ def packages():
 
 import torch
 before = packages()
-import syngap
+from syngap import SynGAP
 print(*sorted(packages() - before))
 """
 
@@ -20,3 +24,19 @@ def test_import_needs_torch_alone() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["syngap"]
+
+
+def test_help_answers_without_torch() -> None:
+    probe = (
+        "import sys; from syngap.cli import main; main(['--help']); print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert "compare methods" in result.stdout
+    assert result.stdout.split()[-1] == "False"
+
+
+def test_what_is_offered_is_there() -> None:
+    assert {"SynGAP", "plasticity", "__version__"} <= set(dir(syngap))
+    assert syngap.SynGAP.__module__.startswith("syngap.optim")
+    with pytest.raises(AttributeError, match="no attribute 'SynGap'"):
+        _ = syngap.SynGap  # type: ignore[attr-defined]

@@ -1,7 +1,25 @@
 """SynGAP: metaplasticity as adaptive gradient preconditioning."""
 
-from syngap.optim import SynGAP, plasticity
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
 __all__ = ["SynGAP", "__version__", "plasticity"]
+
+if TYPE_CHECKING:
+    from syngap.optim import SynGAP, plasticity
+else:
+
+    def __getattr__(name):
+        """Import the optimizer when it is asked for, so that `syngap --help` needs no torch."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from syngap import optim
+
+        globals()[name] = found = getattr(optim, name)
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
