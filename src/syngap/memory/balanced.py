@@ -50,8 +50,8 @@ class ClassBalanced(Memory):
             raise ValueError("a class-balanced memory needs a field y: one whole number a sample")
         super().add(**fields)
 
-    def _slots(self, uniform: Tensor, fields: Mapping[str, Tensor]) -> list[int]:
-        pairs = zip(fields["y"].tolist(), uniform.tolist(), strict=True)
+    def _slots(self, uniform: list[float], fields: Mapping[str, Tensor]) -> list[int]:
+        pairs = zip(fields["y"].tolist(), uniform, strict=True)
         return [self._slot(self.seen + row, label, u) for row, (label, u) in enumerate(pairs)]
 
     def _slot(self, number: int, label: int, uniform: float) -> int:

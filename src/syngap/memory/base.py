@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syngap.memory.drawing import subset
+from syngap.memory.drawing import indices, subset
 from syngap.memory.fields import Fields
 from syngap.tape import decided
 
@@ -92,12 +92,12 @@ class Memory(ABC):
 
     def _some(self, count: int) -> Tensor:
         """Return the slots of `count` samples, or of all."""
-        return torch.tensor(subset(min(count, len(self)), len(self), self._generator))
+        return indices(subset(min(count, len(self)), len(self), self._generator))
 
     def _places(self, count: int, fields: Mapping[str, Tensor]) -> Tensor:
         """Return the slot of each of `count` new samples, and count them; `size` is nowhere."""
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
-        slots = self._slots(uniform, fields)
+        slots = self._slots(uniform.tolist(), fields)
         # Where two of a batch want the same slot the later one has it; writing both at once would
         # leave that to chance on an accelerator.
         latest = {slot: row for row, slot in enumerate(slots)}
@@ -106,13 +106,13 @@ class Memory(ABC):
             for row, slot in enumerate(slots)
         ]
         self.seen += count
-        return torch.tensor(kept, dtype=torch.int64)
+        return indices(kept)
 
     @abstractmethod
-    def _slots(self, uniform: Tensor, fields: Mapping[str, Tensor]) -> list[int]:
+    def _slots(self, uniform: list[float], fields: Mapping[str, Tensor]) -> list[int]:
         """Return where each sample goes; `self.size` or more says nowhere.
 
         Args:
-            uniform: a number in [0, 1) for each sample, float64 on the CPU.
+            uniform: a number in [0, 1) for each sample.
             fields: the samples; `self.seen` does not count them yet.
         """

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 __all__ = ["Fields"]
+
+_Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 
 
 class Fields:
@@ -28,18 +31,20 @@ class Fields:
         self.size = size
         self.device = torch.device(device or "cpu")
         self.tensors: dict[str, Tensor] = {}
+        self._kinds: dict[str, _Kind] = {}
 
     def admit(self, samples: Mapping[str, Tensor]) -> int:
         """Return how many samples these are; ValueError where they do not fit together or here."""
-        lengths = {name: len(values) if values.dim() else None for name, values in samples.items()}
-        if None in lengths.values() or len(set(lengths.values())) != 1:
-            raise ValueError(f"fields need one first length in common, got {lengths}")
+        lengths = {values.shape[0] if values.dim() else None for values in samples.values()}
+        if None in lengths or len(lengths) != 1:
+            said = {name: list(values.shape[:1]) for name, values in samples.items()}
+            raise ValueError(f"fields need one first length in common, got {said}")
         if not self.tensors:
             self._allocate(samples)
-        given, expected = _kinds(samples), _kinds(self.tensors)
-        if given != expected:
-            raise ValueError(f"got fields {given}, but this memory began with {expected}")
-        return len(next(iter(samples.values())))
+        given = _kinds(samples)
+        if given != self._kinds:
+            raise ValueError(f"got fields {given}, but this memory began with {self._kinds}")
+        return int(lengths.pop() or 0)
 
     def write(self, samples: Mapping[str, Tensor], slots: Tensor) -> None:
         """Copy each sample to its slot; below `size` these are all different."""
@@ -67,7 +72,8 @@ class Fields:
         for name, values in like.items():
             shape = (self.size + 1, *values.shape[1:])
             self.tensors[name] = torch.empty(shape, dtype=values.dtype, device=self.device)
+        self._kinds = _kinds(like)
 
 
-def _kinds(samples: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    return {name: (values.dtype, tuple(values.shape[1:])) for name, values in samples.items()}
+def _kinds(samples: Mapping[str, Tensor]) -> dict[str, _Kind]:
+    return {name: (values.dtype, values.shape[1:]) for name, values in samples.items()}

@@ -91,7 +91,9 @@ class Learner:
     def _forward(self, x: Tensor) -> Tensor:
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        low = self.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+        if self.precision == "fp32":
             logits: Tensor = self.model(x)
+            return logits.float()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = self.model(x)
         return logits.float()

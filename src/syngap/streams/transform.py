@@ -27,7 +27,7 @@ class Transform:
 
     def __init__(self, pixels: Pixels, augments: bool, *, pad: int = 4) -> None:
         self.pixels, self.augments, self.pad = pixels, augments, pad
-        self._affine: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._affine: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return a batch as float32, on its device.
@@ -39,22 +39,21 @@ class Transform:
         """
         if generator is not None and self.augments and x.dim() == 4:
             x = shifted_and_mirrored(x, self.pad, generator)
-        gain, offset = self._gain_and_offset(x.device)
-        by_channel = (-1, *[1] * (x.dim() - 2))
-        seen = x.to(torch.float32, copy=True)
-        return seen.mul_(gain.reshape(by_channel)).add_(offset.reshape(by_channel))
+        gain, offset = self._gain_and_offset(x.device, x.dim())
+        return x.to(torch.float32, copy=True).mul_(gain).add_(offset)
 
-    def _gain_and_offset(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _gain_and_offset(self, device: torch.device, dims: int) -> tuple[Tensor, Tensor]:
         """Return (x / scale - mean) / std as a product and a sum, kept where they are needed."""
-        if device not in self._affine:
-            std = torch.tensor(self.pixels.std, dtype=torch.float64)
-            mean = torch.tensor(self.pixels.mean, dtype=torch.float64)
+        if (device, dims) not in self._affine:
+            by_channel = (-1, *[1] * (dims - 2))
+            std = torch.tensor(self.pixels.std, dtype=torch.float64).reshape(by_channel)
+            mean = torch.tensor(self.pixels.mean, dtype=torch.float64).reshape(by_channel)
             gain, offset = 1 / (self.pixels.scale * std), -mean / std
-            self._affine[device] = (
+            self._affine[device, dims] = (
                 gain.to(device, torch.float32),
                 offset.to(device, torch.float32),
             )
-        return self._affine[device]
+        return self._affine[device, dims]
 
 
 def shifted_and_mirrored(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,62 @@
+"""The streams and networks that training loops are compared on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from syngap import models
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: a network, and batches that arrive with as many replayed.
+
+    Args:
+        name: for the table.
+        shape: of a sample.
+        classes: of the head.
+        batch: samples that arrive at a step, and samples that are replayed with them.
+        memory: samples that the memory holds.
+        steps: in one turn.
+        hidden: of an MLP; empty is a ResNet-18 of width 20.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    batch: int
+    memory: int
+    steps: int
+    hidden: tuple[int, ...] = ()
+
+    def network(self) -> nn.Module:
+        """Return the network, the same at every call."""
+        torch.manual_seed(0)
+        if self.hidden:
+            return models.mlp(self.shape, self.classes, hidden=list(self.hidden))
+        return models.resnet18(self.shape, self.classes, width=20)
+
+    def samples(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return samples as they are stored, and labels."""
+        chance = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (count, *self.shape), generator=chance, dtype=torch.uint8)
+        return x, torch.arange(count) % self.classes
+
+    @property
+    def size(self) -> int:
+        """How many numbers a sample has."""
+        return math.prod(self.shape)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("MLP 64-100-10, batch 32 + 32", (1, 8, 8), 10, 32, 200, 400, (100,)),
+        Case("MLP 3072-256-100, batch 64 + 64", (3, 32, 32), 100, 64, 2000, 100, (256,)),
+        Case("ResNet-18 width 20, batch 64 + 64", (3, 32, 32), 100, 64, 2000, 3),
+    )
+}
