@@ -22,8 +22,8 @@ from avalanche.training.plugins import EvaluationPlugin  # noqa: E402
 from avalanche.training.supervised import Replay  # noqa: E402
 from loops import CASES  # noqa: E402
 
-case = CASES[sys.argv[1]]
-device = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
+device = torch.device(sys.argv[1])
+case = CASES[device.type][sys.argv[2]]
 torch.set_num_threads(1)
 x, y = case.samples(case.batch * case.steps)
 scaled = x.float().div_(255).sub_(0.5).div_(0.25)

@@ -1,10 +1,11 @@
 """Does the loop cost anything? Steps of ER against the loop that a careful user writes.
 
-One thread, in seconds of its CPU, no augmentation. "Plain PyTorch" is everything that ER needs in
-thirty lines: samples in one tensor, a reservoir drawn from and written to a batch at a time, and
-one forward and backward pass. Its compiled version has forward pass and loss under torch.compile.
-Avalanche 0.6 needs an environment of its own; `AVALANCHE=its/python make bench` brings it into the
-same turns. Its samples are scaled beforehand, which spares it that part of the work.
+No augmentation. On a CPU one thread, in seconds of its CPU; with `cuda` as argument on a GPU, in
+bfloat16 and channels last, by the clock. "Plain PyTorch" is everything that ER needs in thirty
+lines: samples in one tensor (on the GPU, where there is one), a reservoir drawn from and written to
+a batch at a time, one forward and backward pass. Its compiled version has forward pass and loss
+under torch.compile. Avalanche 0.6 needs an environment of its own: `AVALANCHE=python make bench`
+has it in the same turns. Its samples are scaled beforehand, which spares it part of the work.
 """
 
 from __future__ import annotations
@@ -17,31 +18,42 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from loops import CASES, Case
-from measure import Seconds, in_turns, progress, table
+from measure import Seconds, in_turns, machine, progress, table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from syngap import methods
 from syngap.methods import Learner
 from syngap.streams import Stream, arrays
+from syngap.training.loop import stepping
 
 RATE, ROUNDS, SAMPLES = 0.05, 15, 20_000
-Turn = Callable[[], None]
+DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+GPU = DEVICE.type == "cuda"
+Turn = Callable[[], object]
 
 
 def plain(case: Case, compiled: bool = False) -> Turn:
     """Return a turn of the loop that needs nothing but PyTorch."""
-    model = case.network()
+    model = case.network().to(DEVICE)
+    if GPU:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    x, y = case.samples(SAMPLES)
+    x, y = (part.to(DEVICE) for part in case.samples(SAMPLES))
     memory_x, memory_y = torch.empty_like(x[: case.memory]), torch.empty_like(y[: case.memory])
-    seen, order = 0, torch.randperm(SAMPLES)
+    seen, order = 0, torch.randperm(SAMPLES, device=DEVICE)
 
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(model(inputs.float().div_(255).sub_(0.5).div_(0.25)), targets)
+        scaled = inputs.float().div_(255).sub_(0.5).div_(0.25)
+        if GPU:
+            scaled = scaled.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
+            logits = model(scaled)
+        return cross_entropy(logits.float(), targets)
 
     forward = torch.compile(loss_of) if compiled else loss_of
 
@@ -53,47 +65,56 @@ def plain(case: Case, compiled: bool = False) -> Turn:
             new_x, new_y = x[index], y[index]
             inputs, targets = new_x, new_y
             if seen:
-                drawn = torch.randperm(min(seen, case.memory))[: case.batch]
+                drawn = torch.randperm(min(seen, case.memory), device=DEVICE)[: case.batch]
                 inputs = torch.cat([new_x, memory_x[drawn]])
                 targets = torch.cat([new_y, memory_y[drawn]])
             optimizer.zero_grad()
             forward(inputs, targets).backward()
             optimizer.step()
             number = torch.arange(seen, seen + case.batch)
-            slot = torch.where(
-                number < case.memory, number, (torch.rand(case.batch) * (number + 1)).long()
-            )
+            drawn = (torch.rand(case.batch) * (number + 1)).long()
+            slot = torch.where(number < case.memory, number, drawn)
             kept = slot < case.memory
-            memory_x[slot[kept]], memory_y[slot[kept]] = new_x[kept], new_y[kept]
+            to, rows = slot[kept].to(DEVICE), kept.nonzero().flatten().to(DEVICE)
+            memory_x[to], memory_y[to] = new_x[rows], new_y[rows]
             seen += case.batch
 
     return turn
 
 
-def ours(case: Case, name: str) -> Turn:
+def ours(case: Case, name: str, captured: bool = True, **options: Any) -> Turn:
     """Return a turn of what `syngap run` does between two evaluations."""
     x, y = case.samples(SAMPLES)
-    stream = Stream(
-        arrays(x, y, x[:100], y[:100], tasks=1), batch=case.batch, epochs=1000, augment=False
+    tasks = arrays(x, y, x[:100], y[:100], tasks=1)
+    stream = Stream(tasks, batch=case.batch, epochs=1000, augment=False).to(DEVICE)
+    learner = Learner(
+        case.network(),
+        stream.transform,
+        device=DEVICE,
+        precision="bf16" if GPU else "fp32",
+        captured=captured and GPU,
     )
-    learner = Learner(case.network(), stream.transform)
-    method = methods.registry.get(name)(learner, lr=RATE, buffer=case.memory, replay=case.batch)
-    steps = count()
+    kind = methods.registry.get(name)
+    method = kind(learner, lr=RATE, buffer=case.memory, replay=case.batch, **options)
+    take, steps = stepping(method), count()
 
     def turn() -> None:
         for _ in range(case.steps):
-            method.step(stream[next(steps)])
+            take(stream[next(steps)])
 
     return turn
 
 
-def timed(turn: Callable[[], object]) -> Callable[[], float]:
-    """Return a turn that returns its CPU seconds, which other programs do not lengthen much."""
+def timed(turn: Turn) -> Callable[[], float]:
+    """Return a turn that returns its seconds; those of the CPU other programs lengthen little."""
+    clock = time.perf_counter if GPU else time.process_time
 
     def seconds() -> float:
-        start = time.process_time()
+        start = clock()
         turn()
-        return time.process_time() - start
+        if GPU:
+            torch.cuda.synchronize()
+        return clock() - start
 
     return seconds
 
@@ -103,7 +124,7 @@ class Avalanche:
 
     def __init__(self, python: str, case: Case) -> None:
         script = Path(__file__).with_name("avalanche_er.py")
-        self._command = [python, str(script), case.name]
+        self._command = [python, str(script), DEVICE.type, case.name]
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -129,34 +150,35 @@ class Avalanche:
 
 def compare(case: Case, avalanche: str | None) -> dict[str, Seconds]:
     """Return the seconds of each loop's turns."""
-    turns: dict[str, Callable[[], float | None]] = {
+    turns = {
         "plain PyTorch": plain(case),
         "syngap, er": ours(case, "er"),
         "syngap, syngap": ours(case, "syngap"),
+        "syngap, syngap, every=1": ours(case, "syngap", every=1),
     }
+    if GPU:
+        turns["syngap, er, not captured"] = ours(case, "er", captured=False)
+        turns["syngap, syngap, not captured"] = ours(case, "syngap", captured=False)
     with suppress(Exception):  # no compiler here
         compiled = plain(case, compiled=True)
         compiled()
         turns["plain PyTorch, compiled"] = compiled
-    process = Avalanche(avalanche, case) if avalanche else None
-    if process:
-        turns["Avalanche 0.6, replay"] = process
-    turns = {name: turn if turn is process else timed(turn) for name, turn in turns.items()}
+    cases = {name: timed(turn) for name, turn in turns.items()}
+    if not avalanche:
+        return in_turns(cases, ROUNDS)
+    process = Avalanche(avalanche, case)
     try:
-        return in_turns(turns, ROUNDS)
+        return in_turns({**cases, "Avalanche 0.6, replay": process}, ROUNDS)
     finally:
-        if process:
-            process.close()
+        process.close()
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(__doc__)
-    avalanche = os.environ.get("AVALANCHE")
-    wanted = sys.argv[1:] or list(CASES)
-    for case in (CASES[name] for name in wanted):
+    print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
+    for case in CASES[DEVICE.type].values():
         progress(case.name)
-        seconds = compare(case, avalanche)
+        seconds = compare(case, os.environ.get("AVALANCHE"))
         base = seconds["plain PyTorch"]
         rows = [
             [name, f"{1e3 * each.median() / case.steps:.3f}", f"{each.over(base):.3f}"]

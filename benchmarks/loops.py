@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,8 @@ class Case:
         batch: samples that arrive at a step, and samples that are replayed with them.
         memory: samples that the memory holds.
         steps: in one turn.
-        hidden: of an MLP; empty is a ResNet-18 of width 20.
+        hidden: of an MLP; empty is a ResNet-18.
+        width: of the ResNet-18.
     """
 
     name: str
@@ -32,13 +32,14 @@ class Case:
     memory: int
     steps: int
     hidden: tuple[int, ...] = ()
+    width: int = 20
 
     def network(self) -> nn.Module:
         """Return the network, the same at every call."""
         torch.manual_seed(0)
         if self.hidden:
             return models.mlp(self.shape, self.classes, hidden=list(self.hidden))
-        return models.resnet18(self.shape, self.classes, width=20)
+        return models.resnet18(self.shape, self.classes, width=self.width)
 
     def samples(self, count: int) -> tuple[Tensor, Tensor]:
         """Return samples as they are stored, and labels."""
@@ -46,17 +47,15 @@ class Case:
         x = torch.randint(256, (count, *self.shape), generator=chance, dtype=torch.uint8)
         return x, torch.arange(count) % self.classes
 
-    @property
-    def size(self) -> int:
-        """How many numbers a sample has."""
-        return math.prod(self.shape)
 
-
+_IMAGE = (3, 32, 32)
+_ON_CPU = (
+    Case("MLP 64-100-10, batch 32 + 32", (1, 8, 8), 10, 32, 200, 400, (100,)),
+    Case("MLP 3072-256-100, batch 64 + 64", _IMAGE, 100, 64, 2000, 100, (256,)),
+    Case("ResNet-18 width 20, batch 64 + 64", _IMAGE, 100, 64, 2000, 3),
+)
+_ON_GPU = (Case("ResNet-18 width 64, batch 64 + 64", _IMAGE, 100, 64, 2000, 100, width=64),)
 CASES = {
-    case.name: case
-    for case in (
-        Case("MLP 64-100-10, batch 32 + 32", (1, 8, 8), 10, 32, 200, 400, (100,)),
-        Case("MLP 3072-256-100, batch 64 + 64", (3, 32, 32), 100, 64, 2000, 100, (256,)),
-        Case("ResNet-18 width 20, batch 64 + 64", (3, 32, 32), 100, 64, 2000, 3),
-    )
+    "cpu": {case.name: case for case in _ON_CPU},
+    "cuda": {case.name: case for case in _ON_GPU},
 }

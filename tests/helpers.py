@@ -54,6 +54,7 @@ MAKERS: dict[str, Make] = {
     "exact": itself(estimator="exact"),
     "foreach": itself(foreach=True),
     "every-third": itself(every=3),
+    "compact": itself(compact=True),
     "wrapped-sgd": wrapped(SGD, lr=0.1),
     "wrapped-adamw": wrapped(AdamW, lr=0.01),
 }
@@ -138,16 +139,25 @@ def snapshot(model: nn.Module, optimizer: SynGAP) -> dict[str, Any]:
     )
 
 
+def is_compact(optimizer: SynGAP) -> bool:
+    return as_list(optimizer.importance())[0].dtype == torch.bfloat16
+
+
 def defined_plasticity(optimizer: SynGAP) -> list[Tensor]:
     """Ω in float64 from `importance()`, by its definition: μ is a mean over all that trains."""
     importance = [value.double().cpu() for value in as_list(optimizer.importance())]
     params = params_of(optimizer)
     options = [group for group in optimizer.param_groups for _ in group["params"]]
-    trained = zip(params, importance, strict=True)
-    mean = torch.cat([value.flatten() for p, value in trained if p.requires_grad]).mean()
+    if is_compact(optimizer):  # whose mean is not rounded
+        kept = [optimizer.state.get(param, {}) for param in params]
+        means = [state.get("mean", torch.zeros(())).double().cpu() for state in kept]
+    else:
+        means = [value.mean() for value in importance]
+    trained = [(p.numel(), mean) for p, mean in zip(params, means, strict=True) if p.requires_grad]
+    mean = sum(numel * mean for numel, mean in trained) / sum(numel for numel, _ in trained)
     result = []
-    for value, group in zip(importance, options, strict=True):
-        mu = value.mean() if group["scope"] == "tensor" else mean
+    for value, own, group in zip(importance, means, options, strict=True):
+        mu = own if group["scope"] == "tensor" else mean
         slope = math.atanh(group["consolidation"]) / (mu + group["damping"])
         result.append(1 - torch.tanh(slope * (value + group["damping"])) + group["ambient"])
     return result

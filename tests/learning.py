@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "syngap-exact": ("syngap", {"buffer": 9, "replay": 4, "estimator": "exact", "every": 2}),
     "syngap-empirical": ("syngap", {"buffer": 0, "estimator": "empirical", "bounded": False}),
     "syngap-adam": ("syngap", {"buffer": 9, "replay": 4, "optimizer": "adam", "lr": 0.01}),
+    "syngap-compact": ("syngap", {"buffer": 9, "replay": 4, "compact": True}),
     "joint": ("joint", {"momentum": 0.9}),
     "joint-retrained": ("joint", {"retrained": True, "optimizer": "adam", "lr": 0.01}),
 }

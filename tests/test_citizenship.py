@@ -24,6 +24,7 @@ from helpers import (
     defined_plasticity,
     draws_of,
     every_of,
+    is_compact,
     itself,
     largest_difference,
     network,
@@ -234,7 +235,7 @@ def test_a_hook_may_replace_the_state_that_is_loaded(make: Make) -> None:
     optimizer.load_state_dict(saved)
     assert_identical(as_list(optimizer.importance()), [value / 2 for value in before])
     # The mask is a function of importance, so halving all of it changes nothing.
-    close = {"rtol": 1e-5, "atol": 1e-6}
+    close = {"rtol": 1e-2, "atol": 1e-3} if is_compact(optimizer) else {"rtol": 1e-5, "atol": 1e-6}
     for mask, same in zip(as_list(optimizer.plasticity()), masks, strict=True):
         torch.testing.assert_close(mask, same, **close)
 
@@ -265,6 +266,7 @@ def test_resume_is_bitwise(make: Make, dtype: torch.dtype, device: str) -> None:
     resumed.load_state_dict(saved[0])
     fresh.load_state_dict(saved[1])
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    wide = torch.bfloat16 if is_compact(optimizer) else wide
     assert {value.dtype for value in as_list(fresh.importance())} == {wide}
     train(resumed, fresh, range(4, 9))
     assert_identical(snapshot(resumed, fresh)["values"], values_of(model))
@@ -542,7 +544,8 @@ def test_without_a_gradient_a_parameter_stays_and_its_importance_fades(name: str
     assert_identical(values_of(model.second), values)
     for now, then in zip(as_list(optimizer.importance())[4:], before, strict=True):
         assert then.any()
-        torch.testing.assert_close(now, then * 0.9 ** every_of(name), rtol=1e-6, atol=0)
+        close = 2**-7 if is_compact(optimizer) else 1e-6
+        torch.testing.assert_close(now, then * 0.9 ** every_of(name), rtol=close, atol=0)
     found = as_list(optimizer.plasticity())
     assert largest_difference(found, defined_plasticity(optimizer)) < 1e-5
 
@@ -579,6 +582,7 @@ def test_parameters_of_several_types_share_an_optimizer(make: Make) -> None:
             assert not torch.equal(value, before[name])
     importance = as_list(optimizer.importance())
     wide = [torch.float64] * 2 + [torch.float32] * 4
+    wide = [torch.bfloat16] * 6 if is_compact(optimizer) else wide
     assert [value.dtype for value in importance] == wide
     found = as_list(optimizer.plasticity())
     assert largest_difference(found, defined_plasticity(optimizer)) < 1e-5
@@ -642,7 +646,8 @@ def test_importance_under_autocast_is_float32_and_close(make: Make) -> None:
         loss.backward()
         its.step()
     low, high = as_list(optimizer.importance()), as_list(plain.importance())
-    assert {value.dtype for value in low} == {torch.float32}
+    assert {value.dtype for value in low} == {value.dtype for value in high}
+    assert is_compact(optimizer) or low[0].dtype == torch.float32
     one, other = (torch.cat([value.flatten() for value in f]) for f in (low, high))
     assert F.cosine_similarity(one, other, dim=0) > 0.99
     assert largest_difference(model.parameters(), full.parameters()) < 5e-3

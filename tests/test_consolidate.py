@@ -17,6 +17,7 @@ from helpers import (
     as_list,
     assert_identical,
     batch,
+    is_compact,
     itself,
     largest_difference,
     network,
@@ -121,12 +122,13 @@ def test_later_observations_fade_it(make: Make) -> None:
     model = network(torch.float64)
     optimizer = make(model, generator=generator())
     optimizer.consolidate(model, batch(0, model[0].weight)[0])
-    before = as_list(optimizer.importance())
+    before, compact = as_list(optimizer.importance()), is_compact(optimizer)
     with torch.no_grad():
         for value in optimizer.state.values():
-            assert value["mean"] == pytest.approx(value["importance"].mean().item(), rel=1e-12)
+            mean = value["importance"].double().mean().item()
+            assert value["mean"] == pytest.approx(mean, rel=2**-8 if compact else 1e-12)
     train(model, optimizer, [0])
-    kept = 0.9**3 if make is MAKERS["every-third"] else 0.9
+    kept = 0.9**3 if make is MAKERS["every-third"] else 0.9 - 2**-7 * compact
     pairs = zip(as_list(optimizer.importance()), before, strict=True)
     assert all((now >= kept * then - 1e-15).all() for now, then in pairs)
 

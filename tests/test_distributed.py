@@ -214,6 +214,7 @@ TRAINED: dict[str, tuple[Make, Callable[[], nn.Module], dict[str, Any]]] = {
     "foreach": (syngap(foreach=True), Net, {}),
     "masked": (syngap(), Net, {"masked": True}),
     "wrapped-adamw": (around_adamw, Net, {}),
+    "compact": (syngap(compact=True), Net, {}),
 }
 
 
@@ -488,6 +489,7 @@ SHARDED: dict[str, tuple[Make, dict[str, Any]]] = {
     "tensor": (syngap(scope="tensor", named=True), {"reshard_after_forward": True}),
     "kept-whole": (syngap(foreach=True), {"reshard_after_forward": False}),
     "wrapped-adamw": (around_adamw, {}),
+    "compact": (syngap(compact=True), {}),
 }
 
 

@@ -38,6 +38,7 @@ class SynGAP(ER):
         estimator: "sampled", "exact" or "empirical".
         every: refresh importance at each k-th step.
         bounded: False replaces tanh by its argument.
+        compact: keep importance in bfloat16, two bytes a parameter.
         **er: other options of `ER`.
     """
 
@@ -57,6 +58,7 @@ class SynGAP(ER):
         estimator: Literal["sampled", "exact", "empirical"] = "sampled",
         every: Count = 1,
         bounded: bool = True,
+        compact: bool = False,
         **er: Any,
     ) -> None:
         own: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
@@ -72,6 +74,7 @@ class SynGAP(ER):
             "estimator": estimator,
             "every": every,
             "bounded": bounded,
+            "compact": compact,
             "generator": self.labels,
             "model": learner.model,
         }

@@ -7,6 +7,7 @@ Where to find what, in the order of a step:
 - `observation`: what waits between `observe` and `step`
 - `syngap`: the class; `update`: the arithmetic of its step; `means`: μ; `plasticity`: the mask
 - `wrapped`: the gate in front of another optimizer; `ballistic`: a baseline
+- `compact`: importance in two bytes
 - `consolidation`, `states`, `summary`, `options`, `precision`, `notices`: inputs without labels,
   states from checkpoints and of grown parameters, numbers to log, checks, types, warnings
 """

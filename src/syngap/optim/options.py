@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-__all__ = ["check_named", "check_options", "check_own_options", "check_params"]
+from syngap.optim import fused
+
+__all__ = ["check_compact", "check_named", "check_options", "check_own_options", "check_params"]
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -29,6 +31,20 @@ def check_own_options(options: dict[str, Any]) -> None:
     _require(options, "weight_decay", "≥ 0", _is_at_least_zero)
     if options["foreach"] and options["differentiable"]:
         raise ValueError("foreach=True and differentiable=True exclude each other")
+    if options.get("fused"):
+        if options["foreach"] or options["differentiable"]:
+            raise ValueError("fused=True excludes foreach=True and differentiable=True")
+        if not fused.is_there():
+            raise ValueError("fused=True needs Triton, which is not installed")
+
+
+def check_compact(compact: object) -> None:
+    """Check how importance is kept."""
+    if not isinstance(compact, bool):
+        raise ValueError(
+            "compact must be True (importance in bfloat16) or False (in full precision), "
+            f"got {compact!r}"
+        )
 
 
 def check_params(params: list[Tensor]) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syngap.optim.precision import accumulator
+from syngap.optim.compact import first_turn
+from syngap.optim.precision import accumulator, kept_in
 from syngap.optim.sharded import is_sharded
 
 __all__ = ["grown", "match", "require_growth", "restored"]
 
-_DRIFT = 1e-3  # how far rounding may carry a kept mean from the importance it is the mean of
+# How far rounding may carry a kept mean from the importance it is the mean of.
+_DRIFT = {False: 1e-3, True: 0.5}
 
 
 def match(
@@ -53,22 +55,27 @@ def match(
     return matched
 
 
-def restored(param: Tensor, saved: dict[str, Any]) -> dict[str, Tensor]:
+def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
     """Return a saved importance and its mean for a parameter, in their own precision."""
     if "importance" not in saved:
         return {}
-    dtype = accumulator(param.dtype)
-    importance = saved["importance"].to(param.device, dtype, copy=True)
+    importance = saved["importance"].to(param.device, kept_in(param.dtype, compact), copy=True)
+    state = {"importance": importance}
+    if compact:
+        turn = saved.get("turn")
+        own = first_turn(param.device)
+        state["turn"] = own if turn is None else own.copy_(turn)
     mean = saved.get("mean")
     if is_sharded(importance) and mean is not None:
-        return {"importance": importance, "mean": mean.to(param.device, copy=True)}
-    true = importance.mean()
+        return state | {"mean": mean.to(param.device, copy=True)}
+    dtype = accumulator(param.dtype)
+    true = importance.mean(dtype=dtype)
     # The kept mean goes on bit for bit, unless somebody changed the importance alone.
-    if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT, atol=0.0):
+    if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT[compact], atol=0.0):
         mean = true
     # Means are kept in the widest type of the network.
     dtype = torch.promote_types(dtype, mean.dtype)
-    return {"importance": importance, "mean": mean.to(param.device, dtype, copy=True)}
+    return state | {"mean": mean.to(param.device, dtype, copy=True)}
 
 
 def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]) -> None:

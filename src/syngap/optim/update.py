@@ -1,15 +1,21 @@
-"""The arithmetic of one step, for one list of tensors: one at a time, or as torch's foreach."""
+"""The arithmetic of one step, for one list of tensors: one at a time, or as torch's foreach.
+
+Large tensors on a GPU have a kernel of their own, in `fused`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from syngap.optim import fused
+from syngap.optim.compact import store, store_lists
 from syngap.optim.plasticity import mask
+from syngap.optim.precision import accumulator
 
 __all__ = ["Work", "fold", "masks", "update"]
 
@@ -32,6 +38,7 @@ class Work:
         squared: whether `values` are squares.
         weight: what the squares are multiplied with.
         keep: how much of F stays when something was observed.
+        turn: where between two numbers F is rounded up, None where it is kept in full precision.
     """
 
     options: dict[str, Any]
@@ -45,6 +52,7 @@ class Work:
     squared: bool = False
     weight: float = 1.0
     keep: float = 1.0
+    turn: Tensor | None = None
 
 
 def masks(work: Work) -> Iterator[Tensor]:
@@ -56,19 +64,41 @@ def masks(work: Work) -> Iterator[Tensor]:
 def _mask(work: Work, index: int) -> Tensor:
     options = work.options
     slope = work.slope[index] if work.slope.dim() else work.slope
-    return mask(
-        work.importances[index], slope, work.damping, options["ambient"], options["bounded"]
-    )
+    return mask(_full(work, index), slope, work.damping, options["ambient"], options["bounded"])
+
+
+def _full(work: Work, index: int) -> Tensor:
+    """Return F in the precision to calculate in: itself, where it is kept so."""
+    kept = work.importances[index]
+    return kept if work.turn is None else kept.to(accumulator(work.params[index].dtype))
+
+
+def _full_lists(work: Work, indices: Sequence[int]) -> list[Tensor]:
+    kept = [work.importances[index] for index in indices]
+    if work.turn is None:
+        return kept
+    dtype = accumulator(work.params[0].dtype)
+    full = [torch.empty_like(tensor, dtype=dtype) for tensor in kept]
+    torch._foreach_copy_(full, kept)
+    return full
 
 
 def fold(work: Work) -> None:
     """F ← keep · F + (1 - keep) · observed."""
-    for importance, value in zip(work.importances, work.values, strict=False):
-        _fold_one(importance, value, work)
+    for index in range(len(work.values)):
+        _fold_one(work, index)
 
 
 def update(work: Work) -> None:
     """Fold, then θ ← θ - η Ω ⊙ m with m ← momentum · m + ∇L + weight_decay · θ."""
+    if work.turn is not None and torch.compiler.is_compiling():
+        fold(work)
+        _end_of_kernel()
+        work = replace(work, values=[])
+    if fused.takes(work):
+        work = fused.update_large(work)
+    if not work.params:
+        return
     if _takes_lists(work):
         _update_lists(work)
     elif work.params[0].device.type == "cpu" and not torch.compiler.is_compiling():
@@ -77,22 +107,31 @@ def update(work: Work) -> None:
         _update_each(work)
 
 
-def _fold_one(importance: Tensor, value: Tensor | None, work: Work) -> None:
+@torch._disable_dynamo  # type: ignore[attr-defined]  # imports dynamo at the first call, not here
+def _end_of_kernel() -> None:
+    """Let a compiler begin another loop: in a long one a CPU is slow to change bfloat16 in place.
+
+    It would also go on with numbers that are not yet rounded.
+    """
+
+
+def _fold_one(work: Work, index: int) -> None:
+    importance, value = _full(work, index), work.values[index]
     importance.mul_(work.keep)
-    if value is None:
-        return
-    if work.squared:
-        importance.add_(value, alpha=(1.0 - work.keep) * work.weight)
-    else:
-        importance.addcmul_(value, value, value=(1.0 - work.keep) * work.weight)
+    if value is not None:
+        if work.squared:
+            importance.add_(value, alpha=(1.0 - work.keep) * work.weight)
+        else:
+            importance.addcmul_(value, value, value=(1.0 - work.keep) * work.weight)
+    if work.turn is not None:
+        store(importance, work.importances[index], work.turn)
 
 
 def _update_each(work: Work) -> None:
     options, lr = work.options, work.options["lr"]
     for index, param in enumerate(work.params):
-        importance = work.importances[index]
         if work.values:
-            _fold_one(importance, work.values[index], work)
+            _fold_one(work, index)
         grad = work.grads[index]
         if grad is None:
             continue
@@ -138,10 +177,14 @@ def _update_lists(work: Work) -> None:
         torch._foreach_add_(params, masked, alpha=-lr)
 
 
-def _mask_lists(work: Work, indices: list[int]) -> tuple[Tensor, ...]:
+def _mask_lists(work: Work, indices: list[int]) -> list[Tensor]:
     """Return `_mask` of each of these, by the same operations in the same order."""
     options = work.options
-    found = torch._foreach_add([work.importances[index] for index in indices], work.damping)
+    found = _full_lists(work, indices)
+    if work.turn is None:
+        found = list(torch._foreach_add(found, work.damping))
+    else:  # they are copies
+        torch._foreach_add_(found, work.damping)
     if work.slope.dim():
         slopes = work.slope.unbind()
         torch._foreach_mul_(found, [slopes[index] for index in indices])
@@ -157,16 +200,18 @@ def _mask_lists(work: Work, indices: list[int]) -> tuple[Tensor, ...]:
 
 
 def _fold_lists(work: Work) -> None:
-    torch._foreach_mul_(work.importances, work.keep)
+    full = _full_lists(work, range(len(work.importances)))
+    torch._foreach_mul_(full, work.keep)
     known = [index for index, value in enumerate(work.values) if value is not None]
-    if not known:
-        return
-    importances = [work.importances[index] for index in known]
-    values = [value for value in work.values if value is not None]
-    if work.squared:
-        torch._foreach_add_(importances, values, alpha=(1.0 - work.keep) * work.weight)
-    else:
-        torch._foreach_addcmul_(importances, values, values, (1.0 - work.keep) * work.weight)
+    if known:
+        importances = [full[index] for index in known]
+        values = [value for value in work.values if value is not None]
+        if work.squared:
+            torch._foreach_add_(importances, values, alpha=(1.0 - work.keep) * work.weight)
+        else:
+            torch._foreach_addcmul_(importances, values, values, (1.0 - work.keep) * work.weight)
+    if work.turn is not None:
+        store_lists(full, work.importances, work.turn)
 
 
 def _in_pieces(work: Work) -> Work:

@@ -40,7 +40,12 @@ class WrappedSynGAP(SynGAP):
     _is_made = False
 
     def __init__(
-        self, base: Optimizer, defaults: dict[str, Any], estimator: Estimator, every: int
+        self,
+        base: Optimizer,
+        defaults: dict[str, Any],
+        estimator: Estimator,
+        every: int,
+        compact: bool,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(
@@ -61,7 +66,7 @@ class WrappedSynGAP(SynGAP):
         for group in base.param_groups:
             check_options(defaults | group)
             check_params(group["params"])
-        self._configure(estimator, every)
+        self._configure(estimator, every, compact)
         self.base = base
         self._gate = dict(defaults)
         check_named([p for group in base.param_groups for p in group["params"]], estimator.names())

@@ -15,7 +15,7 @@ from syngap.training.captured import Captured, CudaGraphs
 from syngap.training.checkpoint import random_states, restore_random_states
 from syngap.training.evaluation import evaluate
 
-__all__ = ["Journal", "train"]
+__all__ = ["Journal", "stepping", "train"]
 
 
 class Journal(Protocol):
@@ -68,12 +68,12 @@ def train(
         method.load_state_dict(state["method"])
         restore_random_states(state["random"], device)
 
-    take = _stepping(method)
+    take = stepping(method)
     step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
     while step < len(stream):
         if step and step in stream.restarts:
             method = begin()
-            take = _stepping(method)
+            take = stepping(method)
         take(stream[step])
         step += 1
 
@@ -96,7 +96,7 @@ def train(
     return method
 
 
-def _stepping(method: Method) -> Callable[[Batch], None]:
+def stepping(method: Method) -> Callable[[Batch], None]:
     """Return how the method takes a step: as it stands, or by CUDA graphs."""
     own = type(method).step is not Method.step  # then learn may be but a part of it
     if own or not method.learner.captured:
