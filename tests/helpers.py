@@ -53,7 +53,7 @@ MAKERS: dict[str, Make] = {
     "tensor-scope": itself(scope="tensor"),
     "exact": itself(estimator="exact"),
     "foreach": itself(foreach=True),
-    "every-third": itself(every=3),
+    "every-third": itself(every=3, warmup=0),
     "compact": itself(compact=True),
     "wrapped-sgd": wrapped(SGD, lr=0.1),
     "wrapped-adamw": wrapped(AdamW, lr=0.01),

@@ -32,7 +32,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "er_ace": ("er_ace", {"buffer": 9, "replay": 4, "optimizer": "ballistic", "lr": 0.01}),
     "derpp": ("derpp", {"buffer": 9, "replay": 4}),
     "syngap": ("syngap", {"buffer": 9, "replay": 4, "momentum": 0.5}),
-    "syngap-exact": ("syngap", {"buffer": 9, "replay": 4, "estimator": "exact", "every": 2}),
+    "syngap-exact": (
+        "syngap",
+        {"buffer": 9, "replay": 4, "estimator": "exact", "every": 2, "warmup": 0},
+    ),
     "syngap-empirical": ("syngap", {"buffer": 0, "estimator": "empirical", "bounded": False}),
     "syngap-adam": ("syngap", {"buffer": 9, "replay": 4, "optimizer": "adam", "lr": 0.01}),
     "syngap-compact": ("syngap", {"buffer": 9, "replay": 4, "compact": True}),

@@ -275,6 +275,7 @@ class Oracle:
         scope: str = "network",
         estimator: str = "sampled",
         every: int = 1,
+        warmup: int = 0,
         pooled: Collection[str] = (),
         base: Sgd | Adam | None = None,
     ) -> None:
@@ -282,7 +283,9 @@ class Oracle:
         self.options = options
         self.scope = scope
         self.estimator = estimator
-        self.every = every
+        first = list(range(warmup + 1))
+        self.due = [*first, *range(warmup + every, 1000, every)]
+        self.elapsed = {step: 1 if step in first else every for step in self.due}
         self.pooled = pooled
         self.base = base or Sgd()
         self.importance = zeros(model)
@@ -290,18 +293,18 @@ class Oracle:
         self.steps = 0
 
     def observe(self, x: Tensor, labels: Tensor, mask: Tensor) -> None:
-        if self.steps % self.every == 0:
+        if self.steps in self.due:
             estimate = diagonal(self.estimator, self.model, x, labels, mask, self.pooled)
             self.observed.append((int(mask.sum()), estimate))
 
     def fold(self) -> None:
-        """F <- alpha^every F + (1 - alpha^every) diag."""
+        """F <- alpha^k F + (1 - alpha^k) diag, k being the steps since importance was due."""
         if not self.observed:
             return
         predictions = sum(count for count, _ in self.observed)
         for name in self.importance:
             mean = sum(count * diag[name] for count, diag in self.observed) / predictions
-            kept = self.options[name].retention ** self.every
+            kept = self.options[name].retention ** self.elapsed[self.steps]
             self.importance[name] = kept * self.importance[name] + (1 - kept) * mean
         self.observed = []
 

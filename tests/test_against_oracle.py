@@ -53,7 +53,8 @@ CASES = {
     "defaults": Case(group={"retention": 0.999}),
     "tensor-scope": Case(settings={"scope": "tensor"}),
     "momentum-and-decay": Case(group={"lr": 0.03, "momentum": 0.9, "weight_decay": 0.02}),
-    "every-third-step": Case(settings={"every": 3}),
+    "every-third-step": Case(settings={"every": 3, "warmup": 0}),
+    "every-third-after-five": Case(settings={"every": 3, "warmup": 5}),
     "two-observes": Case(batches=(6, 4), group={"consolidation": 0.4}),
     "groups": Case(
         group={"consolidation": 0.6, "ambient": 0.001},

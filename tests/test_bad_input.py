@@ -44,6 +44,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("scope", "layer", "'network' or 'tensor'"),
     ("scope", None, "'network' or 'tensor'"),
     *(("every", value, "whole number ≥ 1") for value in (0, -1, 1.5, 2.0, True, "2", None)),
+    *(("warmup", value, "whole number ≥ 0") for value in (-1, 1.5, 2.0, True, "2", None)),
     ("estimator", "true", "'sampled', 'exact' or 'empirical'"),
     ("estimator", None, "'sampled', 'exact' or 'empirical'"),
 ]
@@ -75,7 +76,7 @@ def test_own_options_out_of_range(name: str, value: Any, allowed: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
-    [row for row in OPTIONS if row[0] not in ("every", "estimator")],
+    [row for row in OPTIONS if row[0] not in ("every", "warmup", "estimator")],
 )
 @both_kinds
 def test_options_of_a_group_out_of_range(make: Any, name: str, value: Any, allowed: str) -> None:

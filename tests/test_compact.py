@@ -186,7 +186,7 @@ FORMS: dict[str, Make] = {
     "plain": itself(lr=0.0),
     "foreach": itself(lr=0.0, foreach=True),
     "exact": itself(lr=0.0, estimator="exact"),
-    "every-third": itself(lr=0.0, every=3),
+    "every-third": itself(lr=0.0, every=3, warmup=0),
     "capturable": itself(lr=0.0, capturable=True),
     "wrapped-sgd": wrapped(SGD, lr=0.0),
     "wrapped-adamw": wrapped(AdamW, lr=0.0),

@@ -813,7 +813,7 @@ def notes_of(logits: Tensor) -> int:
 def test_nothing_is_noted_on_steps_that_are_not_due() -> None:
     case = SQUARED["in-place-after-convolution-and-batchnorm"]
     model, x = case.build(), case.inputs()
-    optimizer = observer(model, every=4)
+    optimizer = observer(model, every=4, warmup=0)
     counts = []
     for _ in range(9):
         logits = model(x)

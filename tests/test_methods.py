@@ -415,7 +415,7 @@ GATES: dict[str, dict[str, Any]] = {
     "tensor": {"scope": "tensor"},
     "exact": {"estimator": "exact"},
     "empirical": {"estimator": "empirical"},
-    "every-third": {"every": 3},
+    "every-third": {"every": 3, "warmup": 0},
     "unbounded": {"bounded": False},
     "compact": {"compact": True},
     "no-buffer": {"buffer": 0},
@@ -429,7 +429,7 @@ def gated(model: nn.Module, labels: torch.Generator, options: dict[str, Any]) ->
     """The optimizer that a user would write down for these options."""
     own = {key: options[key] for key in ("momentum", "weight_decay") if key in options}
     names = ("retention", "consolidation", "damping", "ambient", "scope", "estimator", "every")
-    gate = {key: options[key] for key in (*names, "bounded", "compact") if key in options}
+    gate = {key: options[key] for key in (*names, "warmup", "bounded", "compact") if key in options}
     gate |= {"generator": labels, "model": model}
     kind = options.get("optimizer", "sgd")
     if kind == "sgd":
@@ -863,5 +863,5 @@ def test_the_gate_has_the_defaults_of_the_optimizer() -> None:
     options = defaults_of("syngap")
     own = inspect.signature(optim.SynGAP.__init__).parameters
     names = ("retention", "consolidation", "damping", "ambient", "scope", "estimator", "every")
-    for name in (*names, "bounded", "compact"):
+    for name in (*names, "warmup", "bounded", "compact"):
         assert options[name] == own[name].default, name

@@ -291,14 +291,13 @@ def test_probabilities_in_place_of_logits_are_suspected() -> None:
 def test_importance_fades_by_steps_however_seldom_it_is_refreshed(
     every: int, estimator: str
 ) -> None:
-    """After r refreshes of the same diagonal, F is 1 - retention^(every · r) of it."""
+    """After r refreshes of the same diagonal, F is 1 - retention^(1 + every · (r - 1)) of it."""
     model, x = network(), batch(6, 4)
     diagonal = observed(observer(model, estimator), model(x))
-    optimizer = observer(model, estimator, every=every, retention=0.8)
+    optimizer = observer(model, estimator, every=every, warmup=0, retention=0.8)
     for step in range(7):
         found = observed(optimizer, model(x))
-        refreshes = step // every + 1
-        share = 1 - 0.8 ** (every * refreshes)
+        share = 1 - 0.8 ** (1 + every * (step // every))
         assert_near(found, {name: share * value for name, value in diagonal.items()}, 1e-12)
 
 
@@ -339,7 +338,7 @@ def test_observing_costs_nothing_when_it_is_not_due(
 
     monkeypatch.setattr(torch.autograd, "grad", counted)
     model, x = network(), batch(6, 4)
-    optimizer = observer(model, estimator, every=3)
+    optimizer = observer(model, estimator, every=3, warmup=0)
     generator_states = []
     for _ in range(7):
         before = torch.get_rng_state()

@@ -12,7 +12,7 @@ from syngap import optim
 from syngap.methods.descent import OptimizerName
 from syngap.methods.er import ER
 from syngap.methods.learner import Learner
-from syngap.options import Count, NonNegative, Positive, Proportion, Retention
+from syngap.options import Count, Natural, NonNegative, Positive, Proportion, Retention
 from syngap.streams.stream import Batch
 
 __all__ = ["SynGAP"]
@@ -37,6 +37,7 @@ class SynGAP(ER):
         scope: the mean importance is that of the "network" or of each "tensor".
         estimator: "sampled", "exact" or "empirical".
         every: refresh importance at each k-th step.
+        warmup: before that, all of so many steps refresh it.
         bounded: False replaces tanh by its argument.
         compact: keep importance in bfloat16, two bytes a parameter.
         **er: other options of `ER`.
@@ -57,6 +58,7 @@ class SynGAP(ER):
         scope: Literal["network", "tensor"] = "network",
         estimator: Literal["sampled", "exact", "empirical"] = "sampled",
         every: Count = 1,
+        warmup: Natural = 200,
         bounded: bool = True,
         compact: bool = False,
         **er: Any,
@@ -73,6 +75,7 @@ class SynGAP(ER):
             "scope": scope,
             "estimator": estimator,
             "every": every,
+            "warmup": warmup,
             "bounded": bounded,
             "compact": compact,
             "generator": self.labels,
@@ -94,8 +97,8 @@ class SynGAP(ER):
         return cross_entropy(logits, y)
 
     def phase(self) -> Hashable:
-        """Return whether importance is observed in the next step."""
-        return self.optimizer.is_due()
+        """Return whether importance is observed in the next step, and how far it moves on."""
+        return self.optimizer.is_due() and self.optimizer.elapsed()
 
     def replayed(self) -> None:
         """Count the step, which decides when importance is next observed."""

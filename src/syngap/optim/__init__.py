@@ -4,8 +4,9 @@ Where to find what, in the order of a step:
 
 - `importance`: from a prediction to labels and scores; `exact` and `per_sample`: the same sample by
   sample; `estimator`: which of them, and for whose processes (`distributed`, `sharded`)
-- `observation`: what waits between `observe` and `step`
-- `syngap`: the class; `update`: the arithmetic of its step; `means`: μ; `plasticity`: the mask
+- `schedule`: at which steps; `observation`: what waits between `observe` and `step`
+- `syngap`: the class; `update`: the arithmetic of its step (`fused`: as one kernel on a GPU);
+  `means`: μ; `plasticity`: the mask
 - `wrapped`: the gate in front of another optimizer; `ballistic`: a baseline
 - `compact`: importance in two bytes
 - `consolidation`, `states`, `summary`, `options`, `precision`, `notices`: inputs without labels,

@@ -43,6 +43,7 @@ from syngap.optim.options import (
 )
 from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
 from syngap.optim.precision import accumulator, kept_in, wide
+from syngap.optim.schedule import Schedule
 from syngap.optim.states import grown, match, require_growth, restored
 from syngap.optim.summary import describe, thinned
 from syngap.optim.update import Work, fold, update
@@ -96,6 +97,8 @@ class SynGAP(Optimizer):
             only.
         every: refresh importance at each k-th step, with retention**k; `observe` costs nothing at
             the others.
+        warmup: before that, all of so many steps refresh it: weights that the gate does not hold
+            back from the beginning grow, and stay grown.
         bounded: False replaces tanh by its argument (the paper's "unbounded linear" ablation).
         compact: keep importance in bfloat16, two bytes a parameter. It does not drift; rounding
             adds a noise of 3 % at retention 0.999, where estimates have as much or more.
@@ -147,6 +150,7 @@ class SynGAP(Optimizer):
         scope: Scope = "network",
         estimator: EstimatorName = "sampled",
         every: int = 1,
+        warmup: int = 200,
         bounded: bool = True,
         compact: bool = False,
         maximize: bool = False,
@@ -176,7 +180,8 @@ class SynGAP(Optimizer):
             "differentiable": differentiable,
             "steps": 0,
         }
-        self._configure(Estimator(estimator, generator, model, process_group), every, compact)
+        chosen = Estimator(estimator, generator, model, process_group)
+        self._configure(chosen, Schedule(every, warmup), compact)
         super().__init__(params, defaults)
 
     @classmethod
@@ -191,6 +196,7 @@ class SynGAP(Optimizer):
         scope: Scope = "network",
         estimator: EstimatorName = "sampled",
         every: int = 1,
+        warmup: int = 200,
         bounded: bool = True,
         compact: bool = False,
         generator: torch.Generator | None = None,
@@ -226,7 +232,7 @@ class SynGAP(Optimizer):
             "steps": 0,
         }
         chosen = Estimator(estimator, generator, model, process_group)
-        return WrappedSynGAP(optimizer, defaults, chosen, every, compact)
+        return WrappedSynGAP(optimizer, defaults, chosen, Schedule(every, warmup), compact)
 
     # The loop's two calls.
 
@@ -289,8 +295,12 @@ class SynGAP(Optimizer):
         self._observation = None
 
     def is_due(self) -> bool:
-        """Return whether the next step refreshes importance, as every k-th does."""
-        return self._steps() % self._every == 0
+        """Return whether the next step refreshes importance."""
+        return self._schedule.is_due(self._steps())
+
+    def elapsed(self) -> int:
+        """Return how many steps importance moves on by in the next step that refreshes it."""
+        return self._schedule.elapsed(self._steps())
 
     def count(self) -> None:
         """Count a step. `step()` does; a replayed CUDA graph, which runs no Python, does not."""
@@ -501,7 +511,7 @@ class SynGAP(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Give copy and pickle the attributes that torch's Optimizer would leave out."""
-        own = ("_estimator", "_every", "_compact", "_observation", "_has_observed", "_notices")
+        own = ("_estimator", "_schedule", "_compact", "_observation", "_has_observed", "_notices")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -512,12 +522,10 @@ class SynGAP(Optimizer):
 
     # Inside.
 
-    def _configure(self, estimator: Estimator, every: int, compact: bool) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number ≥ 1, got {every!r}")
+    def _configure(self, estimator: Estimator, schedule: Schedule, compact: bool) -> None:
         check_compact(compact)
         self._estimator = estimator
-        self._every = every
+        self._schedule = schedule
         self._compact = compact
         self._observation = None
         self._grads_then = []
@@ -628,7 +636,7 @@ class SynGAP(Optimizer):
         return self._means
 
     def _keep(self, group: dict[str, Any]) -> float:
-        return float(group["retention"] ** self._every)
+        return float(group["retention"] ** self.elapsed())
 
     def _lay_out(
         self, seen: Observation | None, network: Tensor, keep: float | None = None
@@ -710,7 +718,7 @@ class SynGAP(Optimizer):
     def _warn_if_damped(self, network: Tensor) -> None:
         if "damped" in self._notices or self._is_capturable():
             return
-        refreshes = self._steps() // self._every + 1
+        refreshes = self._steps() // self._schedule.every + 1
         if refreshes & (refreshes - 1):
             return  # reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only
         for group in self.param_groups:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.optim.estimator import Estimator
 from syngap.optim.options import check_named, check_options, check_params
+from syngap.optim.schedule import Schedule
 from syngap.optim.syngap import SynGAP
 from syngap.optim.update import Work, fold, masks
 
@@ -44,7 +45,7 @@ class WrappedSynGAP(SynGAP):
         base: Optimizer,
         defaults: dict[str, Any],
         estimator: Estimator,
-        every: int,
+        schedule: Schedule,
         compact: bool,
     ) -> None:
         if not isinstance(base, Optimizer):
@@ -66,7 +67,7 @@ class WrappedSynGAP(SynGAP):
         for group in base.param_groups:
             check_options(defaults | group)
             check_params(group["params"])
-        self._configure(estimator, every, compact)
+        self._configure(estimator, schedule, compact)
         self.base = base
         self._gate = dict(defaults)
         check_named([p for group in base.param_groups for p in group["params"]], estimator.names())
