@@ -4,7 +4,7 @@ VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs results check-results bench clean
+.PHONY: help demo test lint docs results check-results bench bench-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -37,8 +37,11 @@ results: $(VENV)/.installed ## put the numbers and figures of results/ into READ
 check-results: $(VENV)/.installed ## fail where README or docs say another number than results/
 	@"$(BIN)/syngap" fill --check $(DOCUMENTS)
 
-bench: $(VENV)/.with-bench ## measure speed and memory against other packages
-	@"$(BIN)/python" benchmarks/run.py
+bench: $(VENV)/.with-bench ## measure speed and memory against other packages, on a CPU
+	@"$(BIN)/python" benchmarks/run.py cpu $(if $(KEEP),--keep "$(KEEP)")
+
+bench-gpu: $(VENV)/.installed ## the same on a GPU
+	@"$(BIN)/python" benchmarks/run.py cuda $(if $(KEEP),--keep "$(KEEP)")
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf "$(VENV)" build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -13,6 +13,7 @@ from refused import refused
 from runfolders import Made, write_experiment, write_run, write_search
 from tiny import called
 
+from syngap.errors import UserError
 from syngap.experiments.folder import read_runs, read_yaml
 from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.metrics import accuracy
@@ -154,6 +155,17 @@ def test_a_search_says_where_the_table_has_other_values(tmp_path: Path) -> None:
     path.write_text("row,state\n")
     with refused("search.yaml: not as syngap wrote it ('spaces')"):
         answer("search a", Results(tmp_path))
+
+
+def test_a_benchmarks_tables_are_quoted_by_number(tmp_path: Path) -> None:
+    (tmp_path / "speed" / "cpu").mkdir(parents=True)
+    (tmp_path / "speed" / "cpu" / "loop.md").write_text("on:\n\n| a |\n| - |\n\ntwo:\n\n| b |\n")
+    results = Results(tmp_path)
+    assert answer("measured cpu/loop", results) == "| a |\n| - |"
+    assert answer("measured cpu/loop table=2", results) == "| b |"
+    for asked, why in (("cpu/loop table=3", "it has 2"), ("cpu/none", "make bench")):
+        with pytest.raises(UserError, match=why):
+            answer(f"measured {asked}", results)
 
 
 def test_a_table_can_have_some_rows_and_columns(results: Results) -> None:

@@ -20,7 +20,7 @@ class ERACE(ER):
         x, y = self.with_replay(batch)
         arriving, replayed = self.learner.predict(x).tensor_split([len(batch.y)])
         absent = torch.ones(arriving.shape[1], dtype=torch.bool, device=arriving.device)
-        absent[batch.y] = False
+        absent.index_fill_(0, batch.y, False)  # an assignment would bring False from the CPU
         loss = cross_entropy(arriving.masked_fill(absent, -torch.inf), batch.y)
         if len(replayed):
             loss = loss + cross_entropy(replayed, y[len(batch.y) :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import groupby
 
 from syngap.errors import UserError, nearest
 from syngap.report import curve as curves
@@ -127,6 +128,17 @@ def runs(results: Results, NAME: str) -> str:
     return overview.counted(results.runs(NAME))
 
 
+def measured(results: Results, PATH: str, *, table: str = "1") -> str:
+    """Return a table that a benchmark printed, by its number in speed/PATH.md."""
+    path = results.folder / "speed" / f"{PATH}.md"
+    if not path.is_file():
+        raise UserError(f"{path}: not there; make bench writes such files")
+    tables = _tables(path.read_text(encoding="utf-8"))
+    if not table.isdecimal() or not 1 <= int(table) <= len(tables):
+        raise UserError(f'{path}: no table "{table}"; it has {len(tables)}')
+    return tables[int(table) - 1]
+
+
 def experiments(results: Results) -> str:
     """Return a table of all experiments: runs, hardware, times."""
     return overview.overview(results)
@@ -136,6 +148,7 @@ ASKED: dict[str, Callable[..., str]] = {
     kind.__name__: kind
     for kind in (
         *(table, curve, value, difference, time, paper, notes, search, option, runs, experiments),
+        measured,
     )
 }
 
@@ -150,6 +163,17 @@ def _form(kind: str) -> str:
     _, *parameters = inspect.signature(ASKED[kind]).parameters.values()
     words = [p.name if p.kind is not p.KEYWORD_ONLY else f"[{p.name}=…]" for p in parameters]
     return f'"{" ".join([kind, *words])}"'
+
+
+def _tables(text: str) -> list[str]:
+    r"""Return the Markdown tables of a text.
+
+    Examples:
+        >>> _tables("one:\n\n| a |\n| - |\n\nother:\n| b |")
+        ['| a |\n| - |', '| b |']
+    """
+    lines = groupby(text.splitlines(), key=lambda line: line.startswith("|"))
+    return ["\n".join(group) for is_table, group in lines if is_table]
 
 
 def _check(measure: str, only: str = "") -> None:
