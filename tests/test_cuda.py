@@ -272,6 +272,7 @@ ROUNDING = ("0.bias", "1.running_mean")
 
 @pytest.mark.parametrize("case", METHODS)
 def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
+    kind, options = METHODS[case]
     results = []
     for captured in (False, True):
         tasks = picture_tasks(per_class=13)
@@ -282,7 +283,7 @@ def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
         method = train(stream, begin, notebook, evaluate_every=7)
         results.append((weights(method), notebook.evaluations))
     for name, value in results[0][0].items():
-        if name not in ROUNDING:
+        if name not in ROUNDING or not {"adam", "ballistic"} & {kind, options.get("optimizer")}:
             torch.testing.assert_close(results[1][0][name], value, rtol=1e-3, atol=1e-4, msg=name)
     accuracies = [[one.accuracy for one in told] for _, told in results]
     torch.testing.assert_close(

@@ -83,3 +83,30 @@ def test_other_strides_and_types_are_left_to_the_plain_step() -> None:
 
 def test_on_a_cpu_nobody_takes_it_unasked() -> None:
     assert not fused.takes(work_of("scores", torch.contiguous_format))
+
+
+def test_where_triton_cannot_compile_the_step_goes_on_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(work: Work, index: int) -> None:
+        if index:
+            raise RuntimeError("no compiler")
+        kernel(work, index)
+
+    kernel = fused.update_one
+    monkeypatch.setattr(fused, "update_one", fails)
+    monkeypatch.setattr(fused, "_broken", [])
+    work = work_of("scores", torch.contiguous_format)
+    with pytest.warns(UserWarning, match="not fused, Triton says: no compiler"):
+        left = fused.update_large(work)
+    assert [param.shape for param in left.params] == [(7,), (48, 32, 5, 5), (40000,)]
+    assert fused._broken == ["no compiler"]
+    work.options["fused"] = True
+    with pytest.raises(RuntimeError, match="no compiler"):
+        fused.update_large(work)
+
+
+def test_options_on_a_device_are_left_to_the_plain_step() -> None:
+    work = work_of("scores", torch.contiguous_format, weight_decay=torch.tensor(0.1))
+    work.options["fused"] = True
+    assert not fused.takes(work)

@@ -38,5 +38,8 @@ def test_help_answers_without_torch() -> None:
 def test_what_is_offered_is_there() -> None:
     assert {"SynGAP", "plasticity", "__version__"} <= set(dir(syngap))
     assert syngap.SynGAP.__module__.startswith("syngap.optim")
+    probe = "import syngap; print(syngap.optim.Ballistic.__name__)"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert result.stdout == "Ballistic\n", result.stderr
     with pytest.raises(AttributeError, match="no attribute 'SynGap'"):
         _ = syngap.SynGap  # type: ignore[attr-defined]

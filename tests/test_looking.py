@@ -68,7 +68,8 @@ def test_plasticity_is_the_gate_by_its_definition(make: Make) -> None:
     optimizer = make(model)
     train(model, optimizer, range(5))
     gates = as_list(optimizer.plasticity())
-    assert largest_difference(gates, defined_plasticity(optimizer)) < 1e-12
+    close = 1e-6 if make is MAKERS["compact"] else 1e-12
+    assert largest_difference(gates, defined_plasticity(optimizer)) < close
     assert max(gate.max() for gate in gates) <= 1 + optimizer.param_groups[0]["ambient"]
     assert min(gate.min() for gate in gates) >= optimizer.param_groups[0]["ambient"]
 
@@ -138,8 +139,10 @@ def test_a_summary_is_right(make: Make, named: bool, frozen: bool, options: dict
     expected = expected_summary(optimizer, names, [True, not frozen, True, True])
     assert summary.keys() == expected.keys()
     assert {type(value) for value in summary.values()} == {float}
+    # A mean that is kept does not follow what rounding to two bytes does to its importance.
+    close = 0.01 if make is MAKERS["compact"] else 1e-10
     for key, value in expected.items():
-        assert summary[key] == pytest.approx(value, rel=1e-10), key
+        assert summary[key] == pytest.approx(value, rel=close), key
 
 
 @every_maker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -14,11 +15,10 @@ else:
 
     def __getattr__(name):
         """Import the optimizer when it is asked for, so that `syngap --help` needs no torch."""
-        if name not in __all__:
+        if name not in ("optim", *__all__):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from syngap import optim
-
-        globals()[name] = found = getattr(optim, name)
+        optim = import_module("syngap.optim")
+        globals()[name] = found = optim if name == "optim" else getattr(optim, name)
         return found
 
     def __dir__():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from syngap.experiments.config import Experiment
     from syngap.experiments.folder import Run
     from syngap.experiments.plan import IfThere, Plan
+    from syngap.experiments.run import Job
     from syngap.experiments.tuning.study import Tuning
 
 __all__ = ["app", "main"]
@@ -50,9 +51,22 @@ _Methods = Annotated[
     str | None,
     typer.Option("--methods", help="rows of the experiment, such as er,syngap", metavar="ROWS"),
 ]
+
+
+def _auto_or_number(workers: str) -> str:
+    if workers != "auto" and not (workers.isdecimal() and int(workers) >= 1):
+        raise UserError(f'--workers: got "{workers}", expected auto or a whole number from 1')
+    return workers
+
+
 _Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="processes at a time; as many as fit by default"),
+    str,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        callback=_auto_or_number,
+        help="runs at a time; auto is as many as fit",
+    ),
 ]
 _Out = Annotated[
     Path | None, typer.Option("--out", help="folder for the runs; runs/NAME by default")
@@ -78,7 +92,7 @@ _Experiment = Annotated[
 def demo(
     seeds: _Seeds = None,
     methods: _Methods = None,
-    workers: _Workers = None,
+    workers: _Workers = "auto",
     out: _Out = None,
     fresh: _Fresh = False,
 ) -> None:
@@ -102,7 +116,7 @@ def run(
     settings: _Set = None,
     seeds: _Seeds = None,
     methods: _Methods = None,
-    workers: _Workers = None,
+    workers: _Workers = "auto",
     out: _Out = None,
     data: _Data = None,
     resume: Annotated[
@@ -123,7 +137,7 @@ def tune(
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="of every row, in place of the file's")
     ] = None,
-    workers: _Workers = None,
+    workers: _Workers = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", help="folder; runs/NAME-search by default")
     ] = None,
@@ -244,7 +258,7 @@ def reproduce(
     ] = 1,
     data: _Data = None,
     results: _Results = Path("results"),
-    workers: _Workers = None,
+    workers: _Workers = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", help="folder; runs/reproduce-NAME by default")
     ] = None,
@@ -394,6 +408,13 @@ def _if_there(resume: bool, fresh: bool) -> tuple[IfThere, str]:
     )
 
 
+def _number(workers: str, jobs: Sequence[Job]) -> int:
+    """Return how many runs at a time "auto" or a number is."""
+    from syngap.experiments.engine import default_workers
+
+    return default_workers(jobs) if workers == "auto" else int(workers)
+
+
 def _rows(methods: str | None) -> list[str] | None:
     return [row.strip() for row in methods.split(",")] if methods is not None else None
 
@@ -403,7 +424,7 @@ def _experiment(
     settings: Sequence[str],
     seeds: str | None,
     methods: str | None,
-    workers: int | None,
+    workers: str,
     out: Path | None,
     data: Path | None,
     if_there: IfThere,
@@ -445,11 +466,11 @@ def _chosen(
     return experiment.select(_rows(methods), seeds_of(seeds) if seeds is not None else None)
 
 
-def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
+def _run(plan: Plan, workers: str, again: str) -> dict[str, str]:
     from rich.console import Console
 
     from syngap.experiments.display import Display
-    from syngap.experiments.engine import default_workers, run_local
+    from syngap.experiments.engine import run_local
 
     if plan.done:
         there = f"{len(plan.done)} of {len(plan.done) + len(plan.jobs)} runs are there already"
@@ -459,26 +480,25 @@ def _run(plan: Plan, workers: int | None, again: str) -> dict[str, str]:
     display = Display(Console(stderr=True), plan.jobs, plan.steps)
     try:
         with plan.begun(), _terminated_like_interrupted(), display:
-            run_local(plan.jobs, workers or default_workers(plan.jobs), display)
+            run_local(plan.jobs, _number(workers, plan.jobs), display)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {plan.out}.", err=True)
         raise typer.Exit(130) from None
     return display.failed
 
 
-def _tune(tuning: Tuning, workers: int | None, again: str) -> None:
+def _tune(tuning: Tuning, workers: str, again: str) -> None:
     from rich.console import Console
 
     from syngap.experiments.display import Display
-    from syngap.experiments.engine import default_workers, run_local
+    from syngap.experiments.engine import run_local
     from syngap.experiments.tuning import chosen
 
     try:
         with tuning.begun() as first, _terminated_like_interrupted():
             with Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps) as display:
                 if first:
-                    workers = workers or default_workers(first)
-                    run_local(first, workers, display, tuning.following)
+                    run_local(first, _number(workers, first), display, tuning.following)
             tuned = chosen.write_chosen(tuning)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {tuning.plan.out}.", err=True)

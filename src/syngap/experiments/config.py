@@ -188,11 +188,27 @@ class Experiment:
 
 
 def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an earlier version wrote, with what it did without saying: short last batches."""
-    stream = written.get("stream")
-    if not isinstance(stream, dict):
-        return dict(written)
-    return {**written, "stream": {**stream, "remainder": stream.get("remainder", "short")}}
+    """Return what an earlier version wrote, with what it did without saying.
+
+    Last batches were short, steps were not captured, and importance that was refreshed seldom was
+    so from the first step on.
+    """
+    then = dict(written)
+    for part, name, value in (("stream", "remainder", "short"), ("training", "captured", False)):
+        if isinstance(options := written.get(part), dict):
+            then[part] = {name: value, **options}
+    rows = written.get("methods")
+    if isinstance(rows, dict):
+        then["methods"] = {row: _cold_then(options) for row, options in rows.items()}
+    if "method" in written:
+        then["method"] = _cold_then(written["method"])
+    return then
+
+
+def _cold_then(options: Any) -> Any:
+    if isinstance(options, dict) and options.get("every", 1) != 1:
+        return {"warmup": 0, **options}
+    return options
 
 
 def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,6 +20,7 @@ from syngap.experiments.environment import chosen_device, environment
 from syngap.experiments.files import alone_in, write, write_json, write_yaml
 from syngap.experiments.plan import is_done
 from syngap.experiments.run import Job, execute
+from syngap.experiments.sharing import fitting, served
 
 __all__ = ["Event", "default_workers", "run_here", "run_local"]
 
@@ -52,6 +53,17 @@ def run_local(
         on_event: is told what happens.
         following: from the end of a run to the runs that it is followed by, after those waiting.
     """
+    on_gpu = bool(jobs) and chosen_device(jobs[0].config["training"]["device"]).type == "cuda"
+    with served() if on_gpu and workers > 1 else nullcontext():
+        _run_pool(jobs, workers, on_event, following)
+
+
+def _run_pool(
+    jobs: Sequence[Job],
+    workers: int,
+    on_event: Callable[[Event], None],
+    following: Callable[[Event], Sequence[Job]],
+) -> None:
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(jobs))
     pool: list[_Worker] = []
@@ -60,7 +72,7 @@ def run_local(
             free = [worker for worker in pool if not worker.job]
             while waiting and (free or len(pool) < workers):
                 if not free:
-                    pool.append(_Worker(context))
+                    pool.append(_Worker(context, workers))
                     free.append(pool[-1])
                 free.pop().give(waiting, on_event)
             busy = [worker for worker in pool if worker.job]
@@ -76,7 +88,9 @@ def run_local(
             worker.stop()
 
 
-def run_here(job: Job, tell: Callable[[int, float | None], None] = lambda *_: None) -> None:
+def run_here(
+    job: Job, tell: Callable[[int, float | None], None] = lambda *_: None, at_a_time: int = 1
+) -> None:
     """Do one run in this process and leave its folder complete, whatever happens."""
     device = chosen_device(job.config["training"]["device"])
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -86,33 +100,33 @@ def run_here(job: Job, tell: Callable[[int, float | None], None] = lambda *_: No
         if not (job.folder / "config.yaml").is_file():
             # Whatever is there was begun by who knows what configuration.
             shutil.rmtree(job.folder / "checkpoint", ignore_errors=True)
-            write_json(job.folder / "environment.json", environment(device))
+            write_json(job.folder / "environment.json", environment(device, at_a_time))
             write_yaml(job.folder / "config.yaml", job.config)
         (job.folder / "error.txt").unlink(missing_ok=True)  # of a try before this one
         execute(job, tell)
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
-    """Return how many runs fit at a time: one a core and its threads, or one on a GPU."""
+    """Return how many runs fit at a time: one a core and its threads, or what suits a GPU."""
     training = jobs[0].config["training"]
-    if chosen_device(training["device"]).type == "cuda":
-        return 1
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if chosen_device(training["device"]).type == "cuda":
+        return fitting(ours or 1)
     return max(1, (ours or 1) // int(training["threads"]))
 
 
 class _Worker:
     """A process that does one run after another, and starts again where it died."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    def __init__(self, context: Any, at_a_time: int = 1) -> None:
+        self._context, self._at_a_time = context, at_a_time
         self.job: Job | None = None
         self._start()
 
     def _start(self) -> None:
         self.connection, theirs = self._context.Pipe()
         self._process: BaseProcess = self._context.Process(
-            target=_work, args=(theirs,), daemon=True
+            target=_work, args=(theirs, self._at_a_time), daemon=True
         )
         with _deaf_to_interrupts():
             self._process.start()
@@ -165,7 +179,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, at_a_time: int = 1) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def say(event: Event) -> None:
@@ -176,12 +190,12 @@ def _work(connection: Connection) -> None:
 
     with suppress(EOFError, OSError):  # the parent is gone
         while True:
-            _attempt(connection.recv(), say)
+            _attempt(connection.recv(), say, at_a_time)
 
 
-def _attempt(job: Job, say: Callable[[Event], None]) -> None:
+def _attempt(job: Job, say: Callable[[Event], None], at_a_time: int = 1) -> None:
     try:
-        run_here(job, lambda step, accuracy: say(Event(job, "step", step, accuracy)))
+        run_here(job, lambda step, accuracy: say(Event(job, "step", step, accuracy)), at_a_time)
         say(Event(job, "done"))
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())

@@ -30,8 +30,8 @@ def chosen_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return versions and hardware, and the command by which the run was asked for."""
+def environment(device: torch.device, at_a_time: int = 1) -> dict[str, Any]:
+    """Return versions and hardware, the command by which the run was asked for, and its company."""
     on_gpu = device.type == "cuda"
     return {
         "syngap": syngap.__version__,
@@ -42,6 +42,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "command": shlex.join(portable(["syngap", *sys.argv[1:]])),
+        "at_a_time": at_a_time,
         "started": now(),
     }
 

@@ -7,6 +7,7 @@ left to those, which take all of them at once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 _BLOCK = 1024
 _SMALL = 1 << 15
+_broken: list[str] = []  # why the kernel does not run here
 
 
 @cache
@@ -39,12 +41,13 @@ def takes(work: Work) -> bool:
 
     `fused=True` asks for it, `fused=False` and `foreach=True` for the foreach operations.
     """
-    options = work.options
+    options, on_gpu = work.options, work.params[0].is_cuda
     asked = options.get("fused")
     if asked is None:
-        asked = options["foreach"] is None and work.params[0].is_cuda and is_there()
+        asked = options["foreach"] is None and on_gpu and is_there() and not _broken
+    numbers = (options[name] for name in ("ambient", "weight_decay", "momentum"))
     can = work.turn is None and not options["differentiable"] and not torch.compiler.is_compiling()
-    return bool(asked) and can
+    return bool(asked) and can and not any(isinstance(number, Tensor) for number in numbers)
 
 
 def update_large(work: Work) -> Work:
@@ -56,12 +59,20 @@ def update_large(work: Work) -> Work:
     there: AbstractContextManager[object] = nullcontext()
     if device.type == "cuda":
         there = torch.cuda.device(device)
-    with there:
-        for index in large:
-            update_one(work, index)
+    done = set()
+    try:
+        with there:
+            for index in large:
+                update_one(work, index)
+                done.add(index)
+    except Exception as error:  # no compiler, no cache, a GPU that Triton does not know
+        if work.options.get("fused"):
+            raise
+        _broken.append(str(error))
+        warnings.warn(f"steps are not fused, Triton says: {error}", stacklevel=4)
 
     def rest(column: Sequence[T]) -> list[T]:
-        return [part for index, part in enumerate(column) if index not in large]
+        return [part for index, part in enumerate(column) if index not in done]
 
     left = replace(
         work,
@@ -122,7 +133,7 @@ def update_one(work: Work, index: int) -> None:
         count,
         work.keep,
         (1.0 - work.keep) * work.weight,
-        work.damping,
+        float(work.damping),
         options["ambient"],
         options["weight_decay"],
         options["momentum"],

@@ -24,6 +24,8 @@ class Schedule:
         >>> schedule = Schedule(every=4, warmup=2)
         >>> {step: schedule.elapsed(step) for step in range(12) if schedule.is_due(step)}
         {0: 1, 1: 1, 2: 1, 6: 4, 10: 4}
+        >>> [schedule.refreshes(step) for step in (0, 1, 2, 5, 6, 10)]
+        [1, 2, 3, 3, 4, 5]
     """
 
     every: int
@@ -38,6 +40,10 @@ class Schedule:
     def is_due(self, step: int) -> bool:
         """Return whether a step refreshes importance."""
         return step < self.warmup or (step - self.warmup) % self.every == 0
+
+    def refreshes(self, step: int) -> int:
+        """Return how many steps up to this one were due, it included."""
+        return min(step, self.warmup) + 1 + max(0, step - self.warmup) // self.every
 
     def elapsed(self, step: int) -> int:
         """Return how many steps the average moves on by at a step that is due: 1 or k."""

@@ -180,6 +180,8 @@ class SynGAP(Optimizer):
             "differentiable": differentiable,
             "steps": 0,
         }
+        if fused and compact:
+            raise ValueError("fused=True excludes compact=True")
         chosen = Estimator(estimator, generator, model, process_group)
         self._configure(chosen, Schedule(every, warmup), compact)
         super().__init__(params, defaults)
@@ -205,11 +207,11 @@ class SynGAP(Optimizer):
     ) -> WrappedSynGAP:
         """Return `optimizer` behind the gate: θ ← θ + Ω ⊙ (the update it would have made).
 
-        Plain SGD behind the gate is SynGAP itself, bit for bit in float32 and float64. Learning
-        rates, momentum, decay and state stay those of `optimizer`, whose parameter groups are
-        shared. It must take the parameters as it finds them: one that keeps a copy of them (master
-        weights, schedule-free averaging, Lookahead) would write that copy over what the gate held
-        back.
+        Plain SGD behind the gate is SynGAP itself, in float32 and float64 bit for bit unless a
+        GPU's fused kernel takes the step. Learning rates, momentum, decay and state stay those of
+        `optimizer`, whose parameter groups are shared. It must take the parameters as it finds
+        them: one that keeps a copy of them (master weights, schedule-free averaging, Lookahead)
+        would write that copy over what the gate held back.
 
         Examples:
             >>> model = nn.Linear(4, 3)
@@ -515,7 +517,9 @@ class SynGAP(Optimizer):
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what `__getstate__` gave."""
+        """Restore what `__getstate__` gave, or that of a version which knew less."""
+        if "_every" in state:
+            state = {**state, "_schedule": Schedule(state["_every"], 0), "_compact": False}
         super().__setstate__(state)
         self._means = None
         self._grads_then = []
@@ -718,7 +722,7 @@ class SynGAP(Optimizer):
     def _warn_if_damped(self, network: Tensor) -> None:
         if "damped" in self._notices or self._is_capturable():
             return
-        refreshes = self._steps() // self._schedule.every + 1
+        refreshes = self._schedule.refreshes(self._steps())
         if refreshes & (refreshes - 1):
             return  # reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only
         for group in self.param_groups:

@@ -244,7 +244,9 @@ def crowded(rows: Sequence[Row]) -> str:
 
 
 def at_a_time(run: Run) -> int | None:
-    """Return how many runs its command let go on at a time, None where it does not say."""
+    """Return how many runs there were at a time, None where it is not recorded."""
+    if isinstance(recorded := run.environment.get("at_a_time"), int):
+        return recorded
     found = re.search(r"--workers[ =](\d+)", str(run.environment.get("command", "")))
     return int(found[1]) if found else None
 
