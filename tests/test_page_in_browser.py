@@ -377,6 +377,7 @@ def test_differences_sort_by_click(rich):
 
 
 def test_surface_is_painted_from_basin_to_highland(rich):
+    rich.wait_for("document.querySelector('#landscapes canvas').style.width !== ''")
     # Once: a canvas that is read often complains.
     pixels = """(() => { const c = document.querySelector('#landscapes canvas');
         const all = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
