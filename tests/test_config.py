@@ -21,6 +21,7 @@ from syngap.experiments import engine
 from syngap.experiments.config import (
     Experiment,
     Training,
+    as_then,
     parsed,
     read,
     seeds_of,
@@ -399,3 +400,17 @@ def test_a_stream_given_by_its_name_alone_can_be_set() -> None:
         "stream": {"name": "digits", "epochs": 2},
         "model": {"name": "mlp", "hidden": [5]},
     }
+
+
+def test_what_earlier_versions_did_without_saying() -> None:
+    run = {"stream": {"batch": 64}, "training": {}, "method": {"name": "syngap", "every": 8}}
+    then = as_then(run)
+    assert then["stream"] == {"remainder": "short", "batch": 64}
+    assert then["training"] == {"captured": False}
+    assert then["method"] == {"name": "syngap", "every": 8, "warmup": 0}
+    said = {
+        "stream": {"remainder": "even"},
+        "training": {"captured": True},
+        "methods": {"a": {"every": 8, "warmup": 5}, "b": {"every": 1}, "c": {"lr": 0.1}},
+    }
+    assert as_then(said) == said
