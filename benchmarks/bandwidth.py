@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from measure import progress, table
+from measure import captured, progress, table
 from networks import resnet18
 from torch import Tensor, nn
 
@@ -29,20 +29,6 @@ def parameters_of(name: str) -> list[nn.Parameter]:
         network = resnet18().cuda().to(memory_format=torch.channels_last)
         return list(network.parameters())
     return [nn.Parameter(torch.randn(SIZES[name] // 1024, 1024, device="cuda"))]
-
-
-def captured(once: Callable[[], None]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            once()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(INNER):
-            once()
-    return graph.replay
 
 
 def seconds(replay: Callable[[], None]) -> float:
@@ -75,9 +61,9 @@ def measure(name: str) -> list[str]:
     source = torch.empty(count * BYTES // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     turns = {
-        "copy": captured(lambda: target.copy_(source)),
-        "step": captured(stepping(parameters, None)),
-        "foreach": captured(stepping(parameters, False)),
+        "copy": captured(lambda: target.copy_(source), INNER),
+        "step": captured(stepping(parameters, None), INNER),
+        "foreach": captured(stepping(parameters, False), INNER),
     }
     found: dict[str, list[float]] = {case: [] for case in turns}
     for _ in range(ROUNDS):

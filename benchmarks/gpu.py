@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from measure import table
+from measure import captured, table
 from networks import resnet18
 from torch.nn import functional
 
@@ -53,19 +53,6 @@ def make(name: str, batch: int, capturable: bool) -> Step:
             optimizer.observe(model(x))
         optimizer.step()
     return step
-
-
-def captured(step: Step) -> Step:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def milliseconds(step: Step, rounds: int, inner: int) -> float:

@@ -61,6 +61,22 @@ def peak_memory(case: Callable[[], object]) -> float | None:
     return _status("VmHWM") - before
 
 
+def captured(once: Callable[[], object], times: int = 1) -> Callable[[], None]:
+    """Return what replays `once`, so many times in a row, from a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            once()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            once()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
 def tight_malloc() -> dict[str, str]:
     """Return an environment in which the C library gives every large block back to the system."""
     return os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
