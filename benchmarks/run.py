@@ -17,7 +17,7 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": ("loop", "step", "importance", "memory", "stream", "start"),
+    "cpu": ("loop", "step", "importance", "memory", "stream", "operations", "start"),
     "cuda": ("loop", "gpu", "bandwidth", "memory"),
 }
 
