@@ -20,7 +20,7 @@ import torch  # noqa: E402
 from avalanche.benchmarks import tensors_benchmark  # noqa: E402
 from avalanche.training.plugins import EvaluationPlugin  # noqa: E402
 from avalanche.training.supervised import Replay  # noqa: E402
-from loops import CASES  # noqa: E402
+from cases import CASES  # noqa: E402
 
 device = torch.device(sys.argv[1])
 case = CASES[device.type][sys.argv[2]]

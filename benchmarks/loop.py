@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loops import CASES, Case
+from cases import CASES, Case
 from measure import Seconds, in_turns, machine, progress, table
 from torch import Tensor
 from torch.nn.functional import cross_entropy

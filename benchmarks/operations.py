@@ -7,8 +7,8 @@ import os
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 
 import torch
+from cases import CASES
 from loop import ours
-from loops import CASES
 from measure import table
 from torch.profiler import ProfilerActivity, profile
 

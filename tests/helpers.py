@@ -184,3 +184,14 @@ def assert_identical(actual: Any, expected: Any, where: str = "") -> None:
 def largest_difference(some: Iterable[Tensor], others: Iterable[Tensor]) -> float:
     pairs = zip(some, others, strict=True)
     return max((one.double() - other.double()).abs().max().item() for one, other in pairs)
+
+
+def assert_go_on_alike(
+    one: tuple[nn.Module, SynGAP], other: tuple[nn.Module, SynGAP], steps: Iterable[int]
+) -> None:
+    """Train two networks further and compare them and their optimizers bit for bit."""
+    steps = list(steps)
+    for model, optimizer in (one, other):
+        train(model, optimizer, steps)
+    assert_identical(values_of(one[0]), values_of(other[0]))
+    assert_identical(one[1].state_dict(), other[1].state_dict())

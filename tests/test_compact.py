@@ -13,6 +13,7 @@ from helpers import (
     MAKERS,
     Make,
     as_list,
+    assert_go_on_alike,
     assert_identical,
     itself,
     network,
@@ -288,10 +289,7 @@ def test_a_state_goes_into_an_optimizer_of_the_other_precision(name: str, compac
     resumed = copy.deepcopy(twin)
     fresh = MAKERS[name](resumed, compact=compact)
     fresh.load_state_dict(copy.deepcopy(other.state_dict()))
-    train(twin, other, range(8, 12))
-    train(resumed, fresh, range(8, 12))
-    assert_identical(values_of(resumed), values_of(twin))
-    assert_identical(fresh.state_dict(), other.state_dict())
+    assert_go_on_alike((resumed, fresh), (twin, other), range(8, 12))
 
 
 def test_turns_go_on_in_a_resumed_run() -> None:

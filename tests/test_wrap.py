@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from helpers import (
     GATE,
     as_list,
+    assert_go_on_alike,
     assert_identical,
     defined_plasticity,
     largest_difference,
@@ -126,10 +127,7 @@ def test_the_state_holds_gate_and_base_and_round_trips(base: Base) -> None:
     fresh = gated(resumed, base, consolidation=0.2)
     fresh.load_state_dict(saved)
     assert_identical(fresh.base.state_dict(), alone)
-    train(model, optimizer, range(3, 8))
-    train(resumed, fresh, range(3, 8))
-    assert_identical(values_of(resumed), values_of(model))
-    assert_identical(fresh.state_dict(), optimizer.state_dict())
+    assert_go_on_alike((resumed, fresh), (model, optimizer), range(3, 8))
 
 
 def test_a_group_added_late_reaches_the_base_with_options_of_both() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -91,9 +92,7 @@ class Learner:
     def _forward(self, x: Tensor) -> Tensor:
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        if self.precision == "fp32":
+        low = self.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
             logits: Tensor = self.model(x)
-            return logits.float()
-        with torch.autocast(self.device.type, torch.bfloat16):
-            logits = self.model(x)
         return logits.float()
