@@ -44,7 +44,8 @@ def stepping(parameters: list[nn.Parameter], fused: bool | None) -> Callable[[],
     """Return a step with an observation at hand, as after `observe`."""
     optimizer = SynGAP(parameters, lr=1e-6, capturable=True, fused=fused)
     for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
+        if parameter.grad is None:
+            parameter.grad = torch.randn_like(parameter)
     scores: dict[Tensor, Tensor] = {p: torch.randn_like(p) for p in parameters}
     observation = Observation.of_scores(scores, 64, 1.0)
 

@@ -32,9 +32,10 @@ from syngap.methods import Learner
 from syngap.streams import Stream, arrays
 from syngap.training.loop import stepping
 
-RATE, ROUNDS, SAMPLES = 0.05, 15, 20_000
+RATE, SAMPLES = 0.05, 20_000
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
 GPU = DEVICE.type == "cuda"
+ROUNDS = 5 if GPU else 15
 Turn = Callable[[], object]
 
 

@@ -73,7 +73,10 @@ def captured(once: Callable[[], object], times: int = 1) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         for _ in range(times):
             once()
-    replay: Callable[[], None] = graph.replay
+
+    def replay(held: object = once) -> None:  # a graph does not keep what it reads alive
+        graph.replay()
+
     return replay
 
 

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from syngap import SynGAP
+from syngap.methods.er import ER
 from syngap.methods.syngap import SynGAP as SynGAPMethod
 from syngap.streams import Stream
+from syngap.streams.stream import Batch
 from syngap.training import train
 
 pytestmark = [
@@ -301,6 +303,22 @@ def test_graphs_are_replayed_and_not_python(monkeypatch: pytest.MonkeyPatch) -> 
     )
     train(stream.to(torch.device("cuda")), begin, Notebook())
     assert 5 <= len(calls) <= 12 < len(stream) / 4
+
+
+def test_what_cannot_be_captured_goes_on_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = ER.learn
+
+    def looking(self: ER, batch: Batch) -> None:
+        learn(self, batch)
+        float(self.learner.parameters()[0].detach().sum())
+
+    monkeypatch.setattr(ER, "learn", looking)
+    stream = Stream(picture_tasks(per_class=13), 0, batch=4, epochs=2).to(torch.device("cuda"))
+    eager = train(stream, beginning("er", stream, device="cuda"), Notebook())
+    with pytest.warns(UserWarning, match="steps are not captured"):
+        captured = train(stream, beginning("er", stream, device="cuda", captured=True), Notebook())
+    for name, value in weights(eager).items():
+        torch.testing.assert_close(weights(captured)[name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_a_captured_run_goes_on_from_its_checkpoint() -> None:

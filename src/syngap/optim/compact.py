@@ -65,7 +65,8 @@ def store_lists(importances: Sequence[Tensor], kept: Sequence[Tensor], turn: Ten
     """Do what `store` does, one kernel for all tensors of an operation."""
     floats = [importance.float() for importance in importances]
     bits = [value.view(torch.int32) for value in floats]
-    torch._foreach_add_(bits, turn)
+    for value in bits:  # in a list, a number on the device would be read, which cannot be captured
+        value.add_(turn)
     torch._foreach_clamp_min_(bits, 0)
     torch._foreach_clamp_max_(bits, _BITS_OF_LARGEST)
     torch._foreach_copy_(list(kept), floats)

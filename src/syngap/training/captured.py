@@ -63,10 +63,27 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                step()
+        except RuntimeError:
+            self._release(generators)
+            raise
         replay: Replay = graph.replay
         return replay
+
+    def _release(self, generators: list[torch.Generator]) -> None:
+        """Let generators draw again: after a capture that failed they wait for its end.
+
+        A capture that succeeds ends it for them.
+        """
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            with torch.cuda.graph(graph, stream=self._stream):
+                pass
 
 
 @dataclass
