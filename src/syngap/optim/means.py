@@ -43,13 +43,14 @@ class Means:
 
     def advance(self, first: int, observed: Sequence[Tensor | None], keep: float) -> None:
         """Let means from the `first` on follow what was observed of their parameters."""
-        zero = self.vector.new_zeros(())
-        seen = [zero if mean is None else mean for mean in observed]
-        if any(mean.dtype != zero.dtype or mean.device != zero.device for mean in seen):
-            seen = [mean.to(zero) for mean in seen]
-        part = self.vector[first : first + len(seen)]
-        part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
+        like = self.vector
+        seen = [like.new_zeros(()) if mean is None else mean for mean in observed]
+        if any(mean.dtype != like.dtype or mean.device != like.device for mean in seen):
+            seen = [mean.to(like) for mean in seen]
+        self.vector[first : first + len(seen)].lerp_(torch.stack(seen), 1.0 - keep)
 
     def network(self) -> Tensor:
         """Return the mean over all elements of all parameters."""
+        if len(self.vector) == 1:
+            return self.vector[0]
         return self.vector.dot(self._shares)
