@@ -321,6 +321,11 @@ class SynGAP(Optimizer):
         """
         return self._by_name([self._importance_of(param) for param in self._params()])
 
+    @property
+    def generator(self) -> torch.Generator | None:
+        """What labels are drawn from; None is torch's own."""
+        return self._estimator.generator
+
     @torch.no_grad()
     def plasticity(self) -> dict[str, Tensor] | list[Tensor]:
         """Return the mask Ω of each parameter, in the form that `importance()` has."""
@@ -609,7 +614,8 @@ class SynGAP(Optimizer):
                 "never observed",
                 "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: "
                 "call observe(logits) after zero_grad() and before loss.backward(), or "
-                "consolidate() once before training",
+                "consolidate() once before training; under a trainer of Lightning, Transformers or "
+                "Avalanche, add what syngap.integrations has for it",
             )
         network = means.network()
         works = self._lay_out(seen, network)
