@@ -4,10 +4,10 @@ VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs results check-results bench bench-gpu clean
+.PHONY: help demo test lint docs results check-results package test-integrations test-avalanche bench bench-gpu clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=python3.12 make ... uses another interpreter"
 
 demo: $(VENV)/.installed ## compare all methods on handwritten digits: a table and a page
@@ -37,6 +37,58 @@ results: $(VENV)/.installed ## put the numbers and figures of results/ into READ
 check-results: $(VENV)/.installed ## fail where README or docs say another number than results/
 	@"$(BIN)/syngap" fill --check $(DOCUMENTS)
 
+# The wheel is made from the sdist, so that what it holds shows that both are whole.
+TRIED := $(CURDIR)/build/package
+PIP = -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+SMOKE = cd "$(TRIED)" && venv/bin/python -I "$(CURDIR)/tests/smoke.py"
+
+package: ## build dist/, and try the wheel in an environment that has nothing else
+	@rm -rf dist "$(TRIED)"
+	@"$(PYTHON)" -m venv "$(TRIED)/builder"
+	@"$(TRIED)/builder/bin/python" $(PIP) build
+	@"$(TRIED)/builder/bin/python" -m build --outdir dist .
+	@"$(PYTHON)" -m venv "$(TRIED)/venv"
+	@echo "Trying the optimizer with torch alone"
+	@"$(TRIED)/venv/bin/python" $(PIP) torch
+	@"$(TRIED)/venv/bin/python" $(PIP) --no-deps dist/*.whl
+	@$(SMOKE) optimizer
+	@echo "Trying the command with all that the wheel asks for"
+	@"$(TRIED)/venv/bin/python" $(PIP) dist/*.whl
+	@$(SMOKE) tool "$(CURDIR)/src/syngap"
+	@rm -rf "$(TRIED)"
+	@ls dist/*
+
+INTEGRATIONS := $(VENV)-integrations
+
+test-integrations: $(INTEGRATIONS)/.installed ## test Lightning, Transformers, Ray, loggers, and all examples
+	@"$(INTEGRATIONS)/bin/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup \
+		tests/test_lightning.py tests/test_transformers.py tests/test_ray.py tests/test_loggers.py \
+		tests/test_examples.py tests/test_docs.py \
+		src/syngap/integrations/lightning.py src/syngap/integrations/transformers.py
+
+$(INTEGRATIONS)/.installed: pyproject.toml constraints.txt integrations-requirements.txt
+	@echo "Installing frameworks and loggers into $(INTEGRATIONS) (with torch: minutes)"
+	@"$(PYTHON)" -m venv "$(INTEGRATIONS)"
+	@"$(INTEGRATIONS)/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
+		--constraint constraints.txt --requirement integrations-requirements.txt --editable ".[dev]"
+	@touch "$@"
+
+AVALANCHE := $(VENV)-avalanche
+
+test-avalanche: $(AVALANCHE)/.installed ## test SynGAP in Avalanche, in an environment of its own
+	@"$(AVALANCHE)/bin/python" -m pytest -rs -W "ignore:no QP solver" \
+		tests/test_avalanche.py src/syngap/integrations/avalanche.py
+	@"$(AVALANCHE)/bin/python" -W ignore examples/avalanche_replay.py
+
+$(AVALANCHE)/.installed: pyproject.toml avalanche-requirements.txt
+	@echo "Installing Avalanche into $(AVALANCHE) (with torch: minutes)"
+	@"$(PYTHON)" -m venv "$(AVALANCHE)"
+	@"$(AVALANCHE)/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
+		--requirement avalanche-requirements.txt
+	@"$(AVALANCHE)/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
+		--no-deps --editable .
+	@touch "$@"
+
 bench: $(VENV)/.with-bench ## measure speed and memory against other packages, on a CPU
 	@"$(BIN)/python" benchmarks/run.py cpu $(if $(KEEP),--keep "$(KEEP)")
 
@@ -44,7 +96,7 @@ bench-gpu: $(VENV)/.installed ## the same on a GPU
 	@"$(BIN)/python" benchmarks/run.py cuda $(if $(KEEP),--keep "$(KEEP)")
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf "$(VENV)" build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" "$(AVALANCHE)" "$(INTEGRATIONS)" build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:

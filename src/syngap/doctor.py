@@ -14,6 +14,7 @@ import torch
 import syngap
 from syngap import methods, models, streams
 from syngap.errors import UserError
+from syngap.experiments import loggers
 from syngap.experiments.config import shipped
 from syngap.experiments.environment import processor
 from syngap.streams import cifar100, places
@@ -34,6 +35,13 @@ _NEEDED = (
 )
 _EXTRAS = {
     "tune": ("optuna", "to choose hyper-parameters: syngap tune"),
+    "ray": ("ray", "to run on many machines: syngap run --engine ray"),
+    "tensorboard": ("tensorboard", "to log there: syngap run --log tensorboard"),
+    "mlflow": ("mlflow", "to log there: syngap run --log mlflow"),
+    "wandb": ("wandb", "to log there: syngap run --log wandb"),
+    "lightning": ("lightning", "the callback for it: syngap.integrations.lightning"),
+    "transformers": ("transformers", "the Trainer for it: syngap.integrations.transformers"),
+    "avalanche": ("avalanche-lib", "the plugin for it: syngap.integrations.avalanche"),
     "dev": ("pytest", "to run the tests and checks of a checkout"),
     "docs": ("mkdocs-material", "to build the documentation"),
     "bench": ("backpack-for-pytorch", "to compare speed with other packages"),
@@ -57,6 +65,7 @@ def findings() -> Iterator[str]:
     yield f"streams: {', '.join(streams.registry.names())}"
     yield f"models: {', '.join(models.registry.names())}"
     yield f"methods: {', '.join(methods.registry.names())}"
+    yield f"loggers: {', '.join(loggers.registry.names())}"
     for extra, (name, adds) in _EXTRAS.items():
         state = "installed" if _version(name) else f"not installed; pip install 'syngap[{extra}]'"
         yield f"extra {extra} ({adds}): {state}"

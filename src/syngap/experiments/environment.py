@@ -18,7 +18,7 @@ from syngap.errors import UserError
 
 __all__ = ["chosen_device", "environment", "now", "portable", "processor"]
 
-_FOLDERS = {"--data": "DATA", "--out": "OUT"}
+_OURS = {"--data": "DATA", "--out": "OUT", "--address": "ADDRESS"}
 
 
 def chosen_device(name: str) -> torch.device:
@@ -53,9 +53,10 @@ def now() -> str:
 
 
 def portable(command: Sequence[str]) -> list[str]:
-    """Return a command without the folders of this machine, so that it can be published.
+    """Return a command without folders and addresses of this place, so that it can be published.
 
-    What --data and --out name becomes DATA and OUT; of other absolute paths the last name stays.
+    What --data, --out and --address name becomes DATA, OUT and ADDRESS; of other absolute paths the
+    last name stays.
 
     Examples:
         >>> portable(["syngap", "run", "/a/mine.yaml", "--data", "../b", "--out=/c/d"])
@@ -66,10 +67,10 @@ def portable(command: Sequence[str]) -> list[str]:
     words: list[str] = []
     for word in command:
         option, equals, value = word.rpartition("=")
-        if words and words[-1] in _FOLDERS:
-            words.append(_FOLDERS[words[-1]])
+        if words and words[-1] in _OURS:
+            words.append(_OURS[words[-1]])
         else:
-            words.append(option + equals + _FOLDERS.get(option, _last_name(value)))
+            words.append(option + equals + _OURS.get(option, _last_name(value)))
     return words
 
 

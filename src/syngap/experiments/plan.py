@@ -70,7 +70,12 @@ class Plan:
 
 
 def make_plan(
-    experiment: Experiment, out: Path, *, data: Path | None = None, if_there: IfThere = "refuse"
+    experiment: Experiment,
+    out: Path,
+    *,
+    data: Path | None = None,
+    if_there: IfThere = "refuse",
+    device: str | None = None,
 ) -> Plan:
     """Return the plan, having checked all that can be checked before the first step.
 
@@ -82,9 +87,10 @@ def make_plan(
         data: where data sets are.
         if_there: what to do with earlier runs in `out`: refuse to begin, go on with them, or
             remove them first.
+        device: what the runs will have, where they are done on other machines.
     """
     experiment = replace(experiment, search=None)  # no run depends on it
-    jobs = jobs_of(experiment, out, data)
+    jobs = jobs_of(experiment, out, data, device)
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
     steps = _check_buildable(jobs)
@@ -96,13 +102,15 @@ def make_plan(
     return Plan(merged, out, [job for job in jobs if job not in done], done, steps, [])
 
 
-def jobs_of(experiment: Experiment, out: Path, data: Path | None) -> list[Job]:
-    """Return every run of the experiment, on the device that is chosen here."""
-    device = chosen_device(experiment.training["device"])
+def jobs_of(
+    experiment: Experiment, out: Path, data: Path | None, device: str | None = None
+) -> list[Job]:
+    """Return every run of the experiment, on `device` or on the one that is chosen here."""
+    device = device or chosen_device(experiment.training["device"]).type
     jobs = []
     for run in experiment.runs():
         # What "auto" stands for here: going on elsewhere would give other numbers.
-        config = {**run, "training": {**run["training"], "device": device.type}}
+        config = {**run, "training": {**run["training"], "device": device}}
         jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
     return jobs
 

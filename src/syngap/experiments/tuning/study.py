@@ -40,6 +40,7 @@ class Tuning:
         out: the folder.
         data: where data sets are.
         if_there: what to do with an earlier search in `out`.
+        device: what the runs will have, where they are done on other machines.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Tuning:
         *,
         data: Path | None = None,
         if_there: IfThere = "refuse",
+        device: str | None = None,
     ) -> None:
         _check_installed()
         self.experiment, self.search = experiment, _search_of(experiment)
@@ -58,7 +60,7 @@ class Tuning:
             if row not in self.search.spaces:
                 raise UserError(f"search.spaces.{row}: missing, so there is nothing to try")
         chosen = replace(chosen, stream=self.search.stream, seeds=self.search.seeds)
-        self.plan: Plan = make_plan(chosen, out, data=data, if_there=if_there)
+        self.plan: Plan = make_plan(chosen, out, data=data, if_there=if_there, device=device)
         self._rows = list(chosen.methods)
         for row in self.plan.experiment.methods:  # also those of earlier searches in the folder
             if row not in self.search.spaces:
@@ -70,7 +72,8 @@ class Tuning:
         self.outcomes: dict[str, list[Outcome]] = {row: [] for row in known}
         self.stopped: dict[str, str] = {}
         self._templates: dict[str, list[Job]] = {row: [] for row in known}
-        for job in jobs_of(replace(self.plan.experiment, seeds=self.search.seeds), out, data):
+        every = replace(self.plan.experiment, seeds=self.search.seeds)
+        for job in jobs_of(every, out, data, device):
             self._templates[job.config["row"]].append(job)
         self._current: dict[str, Trial] = {}
         if if_there != "replace":

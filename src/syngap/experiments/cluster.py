@@ -1,0 +1,371 @@
+"""The engine of many machines: the same runs, as tasks of a Ray cluster.
+
+A run is its folder there too, on a file system that all machines share: whoever goes on with a run
+whose worker died finds what there is to go on from. Ray takes the jobs to the workers and brings
+back how far they are, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import syngap
+from syngap.errors import UserError
+from syngap.experiments.engine import Event, _attempt, _keep
+from syngap.experiments.extras import needed
+from syngap.experiments.files import write
+from syngap.experiments.folder import read_status
+from syngap.experiments.run import Job
+from syngap.streams.places import VARIABLE
+
+__all__ = ["Cluster", "connected"]
+
+_ENOUGH = 3  # workers that died in a row at the same step: the run itself is to blame
+_LOOK_EVERY = 0.5  # seconds between two looks at what runs tell
+_PATIENCE = 30.0  # seconds for an answer of the cluster
+_PARTS = 10_000  # Ray divides a GPU no further
+_NAMESPACE = "syngap"
+
+
+@contextmanager
+def connected(address: str = "auto") -> Iterator[Cluster]:
+    """Give the Ray cluster at `address`; within, this process is one of its drivers.
+
+    Args:
+        address: HOST:PORT of the head, ray://HOST:PORT from outside of the cluster, or "auto": what
+            RAY_ADDRESS says, else the cluster that this machine is part of.
+    """
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 20, half a minute each
+    ray = needed("ray", "ray")
+    _check_listening(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+    try:
+        ray.init(
+            address=address,
+            namespace=_NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        hint = "; `ray start --head` begins a cluster" if address == "auto" else ""
+        raise UserError(f"--address {address}: {_first_line(error)}{hint}") from error
+    try:
+        yield Cluster(ray)
+    except ray.exceptions.RayError as error:  # no run's: those are its events
+        raise UserError(f"--engine ray: {_first_line(error)}; --resume goes on") from error
+    finally:
+        ray.shutdown()
+
+
+def _check_listening(address: str) -> None:
+    """Refuse an address where nobody listens: Ray would try for many minutes."""
+    if address == "auto":
+        return
+    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
+    if not found:
+        raise UserError(f'--address: got "{address}", expected auto, HOST:PORT or ray://HOST:PORT')
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--address {address}: nobody answers there ({reason})") from error
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a worker has to know besides the job: all that is a matter of the asking process.
+
+    Args:
+        mark: a file in the experiment's folder, by which a machine shows that it shares it.
+        needs: resources of a run, by the names that Ray gives them.
+        workers: runs at a time in the whole cluster, None for as many as fit.
+        command: that of the asking process.
+        here: its working folder.
+        data: its SYNGAP_DATA, "" where there is none.
+    """
+
+    mark: Path
+    needs: Mapping[str, float]
+    workers: int | None
+    command: Sequence[str]
+    here: Path
+    data: str
+
+
+class Cluster:
+    """A Ray cluster that this process is connected to.
+
+    Args:
+        ray: the package.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def device(self, name: str) -> str:
+        """Return what "auto", "cpu" or "cuda" stands for on the cluster's machines."""
+        if name != "auto":
+            return name
+        return "cuda" if self._ray.cluster_resources().get("GPU") else "cpu"
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        workers: int | None,
+        on_event: Callable[[Event], None],
+        following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+    ) -> None:
+        """Do `jobs` on the cluster, and those that come of them.
+
+        A run that raises is reported and leaves the others alone. One whose worker dies, or its
+        machine, goes on from its last checkpoint in another. Whatever interrupts the caller ends
+        the workers at once: their folders are whole at any instant.
+
+        Args:
+            jobs: to begin with; their folders lie in one folder.
+            workers: how many at a time, None for as many as fit. GPUs are shared where these are
+                more than there are GPUs.
+            on_event: is told what happens.
+            following: from the end of a run to the runs it is followed by, after those waiting.
+        """
+        if not jobs:
+            return
+        out = jobs[0].folder.parent.absolute()
+        mark = out / f".cluster.txt.{os.getpid()}"  # a stray, if this process is killed
+        needs = self._needs(jobs[0].config["training"], workers)
+        data = os.environ.get(VARIABLE, "")
+        asked = _Asked(
+            mark=mark,
+            needs=needs,
+            workers=workers,
+            command=tuple(sys.argv),
+            here=Path.cwd(),
+            data=data and str(Path(data).expanduser().absolute()),
+        )
+        with self._alone(out) as board:
+            write(mark, b"")
+            try:
+                self._check_nodes(asked)
+                self._run(jobs, asked, board, on_event, following)
+            finally:
+                mark.unlink(missing_ok=True)
+
+    def _run(
+        self,
+        jobs: Sequence[Job],
+        asked: _Asked,
+        board: Any,
+        on_event: Callable[[Event], None],
+        following: Callable[[Event], Sequence[Job]],
+    ) -> None:
+        task = self._ray.remote(
+            num_cpus=asked.needs["CPU"], num_gpus=asked.needs.get("GPU", 0), max_retries=0
+        )(_work)
+        waiting, flying, begun = list(reversed(jobs)), dict[Any, Job](), set[str]()
+        deaths = _Deaths()
+
+        def tell(event: Event) -> None:
+            if event.job.name not in begun:
+                begun.add(event.job.name)
+                on_event(Event(event.job, "begun"))
+            on_event(event)
+
+        try:
+            while waiting or flying:
+                while waiting and len(flying) < (asked.workers or math.inf):
+                    job = waiting.pop()
+                    named = task.options(name=f"syngap {job.name}")
+                    flying[named.remote(_from_anywhere(job), asked, board)] = job
+                ready, _ = self._ray.wait(list(flying), timeout=_LOOK_EVERY)
+                for reference in ready:
+                    job = flying.pop(reference)
+                    ended = self._outcome(reference, job, deaths)
+                    if ended is None:
+                        waiting.append(job)
+                        continue
+                    tell(ended)
+                    waiting[:0] = reversed(following(ended))
+                news = self._news(board)
+                for job in [job for job in flying.values() if job.name in news]:
+                    step, accuracy = news[job.name]
+                    tell(Event(job, "step", step, accuracy))
+        finally:
+            for reference in flying:
+                self._ray.cancel(reference, force=True)
+
+    def _outcome(self, reference: Any, job: Job, deaths: _Deaths) -> Event | None:
+        """Return how a run ended; None where it did not, and another worker is to go on with it."""
+        try:
+            ended: Event = self._ray.get(reference)
+            return replace(ended, job=job)
+        except self._ray.exceptions.RayTaskError as error:  # the worker cannot even import it
+            message = _first_line(error.cause or error)
+        except self._ray.exceptions.RayError as error:
+            step = int(read_status(job.folder).get("step", 0))
+            if deaths.in_a_row(job.name, step) < _ENOUGH:
+                return None
+            said = _first_line(error)
+            message = f"its worker died {_ENOUGH} times in a row at step {step} ({said})"
+        _keep(job, message, message)
+        return Event(job, "failed", message=message)
+
+    def _news(self, board: Any) -> dict[str, tuple[int, float | None]]:
+        """Return what runs have told since the last time, by name."""
+        with suppress(self._ray.exceptions.RayError):  # the board's machine died; it starts again
+            news: dict[str, tuple[int, float | None]] = self._ray.get(
+                board.news.remote(), timeout=_PATIENCE
+            )
+            return news
+        return {}
+
+    @contextmanager
+    def _alone(self, out: Path) -> Iterator[Any]:
+        """Give the board of `out`. Its name is taken: no other driver of the cluster gets in.
+
+        Locks of folders are not known to other machines on every file system. What a driver that
+        was killed has left goes with its board, so the next one waits for the name.
+        """
+        options = {"name": f"runs in {out}", "namespace": _NAMESPACE}
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                board = self._ray.remote(num_cpus=0, max_restarts=-1)(_Board)
+                board = board.options(**options).remote()
+                break
+            except ValueError:  # the name is taken
+                if time.monotonic() > deadline:
+                    raise UserError(f"{out}: another process is at work there") from None
+                time.sleep(_LOOK_EVERY)
+        try:
+            yield board
+        finally:
+            self._ray.kill(board)
+
+    def _needs(self, training: Mapping[str, Any], workers: int | None) -> dict[str, float]:
+        """Return what a run takes: its threads, and a GPU or the part of one that is left to it."""
+        needs = {"CPU": float(training["threads"])}
+        if training["device"] == "cuda":
+            gpus = self._ray.cluster_resources().get("GPU", 0)
+            beside = math.ceil(workers / gpus) if workers and gpus else 1
+            needs["GPU"] = math.floor(_PARTS / beside) / _PARTS  # rounded up, the last would wait
+        return needs
+
+    def _check_nodes(self, asked: _Asked) -> None:
+        """Refuse a cluster whose machines have no room for a run, or do not share the folder."""
+        at = needed("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        fit = [node for node in nodes if _fitting(node["Resources"], asked.needs)]
+        if not fit:
+            wanted = " and ".join(f"{count:g} {name}" for name, count in asked.needs.items())
+            raise UserError(f"--engine ray: no machine of the cluster has the {wanted} of a run")
+        look = self._ray.remote(num_cpus=0, max_retries=0)(_complaint)
+        asking = {
+            look.options(scheduling_strategy=at(node["NodeID"], soft=False)).remote(
+                asked.mark, syngap.__version__
+            ): node["NodeManagerHostname"]
+            for node in fit
+        }
+        for reference, name in asking.items():
+            try:
+                complaint = self._ray.get(reference, timeout=_PATIENCE)
+            except self._ray.exceptions.RayError as error:
+                complaint = _first_line(getattr(error, "cause", None) or error)
+            if complaint:
+                raise UserError(f"--engine ray: {name}: {complaint}")
+
+
+class _Deaths:
+    """Counts the workers that a run has lost since it last got further."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def in_a_row(self, name: str, step: int) -> int:
+        """Note that a worker died when the last checkpoint was that of `step`; return how many."""
+        before, count = self._counts.get(name, (-1, 0))
+        self._counts[name] = step, count + 1 if step <= before else 1
+        return self._counts[name][1]
+
+
+class _Board:
+    """How far runs are: workers write here, the driver reads. An actor of the cluster."""
+
+    def __init__(self) -> None:
+        self._news: dict[str, tuple[int, float | None]] = {}
+
+    def tell(self, name: str, step: int, accuracy: float | None) -> None:
+        self._news[name] = step, accuracy
+
+    def news(self) -> dict[str, tuple[int, float | None]]:
+        news, self._news = self._news, {}
+        return news
+
+
+def _work(job: Job, asked: _Asked, board: Any) -> Event:
+    """Do one run in a worker of the cluster and return how it ended."""
+    if complaint := _complaint(asked.mark, syngap.__version__):  # of a machine that came later
+        return Event(job, "failed", message=f"{platform.node()}: {complaint}")
+    sys.argv = list(asked.command)
+    with suppress(OSError):  # only paths in a configuration may depend on it
+        os.chdir(asked.here)
+    if asked.data:
+        os.environ[VARIABLE] = asked.data
+    board.tell.remote(job.name, 0, None)
+    ended: list[Event] = []
+
+    def say(event: Event) -> None:
+        if event.kind == "step":
+            board.tell.remote(job.name, event.step, event.accuracy)
+        else:
+            ended.append(event)
+
+    _attempt(job, say, _at_a_time(asked))
+    return ended[0]
+
+
+def _complaint(mark: Path, version: str) -> str:
+    """Return why a run cannot be done on this machine, "" where it can be."""
+    if syngap.__version__ != version:
+        return f"has syngap {syngap.__version__}, not {version}"
+    if not mark.is_file():
+        return f"does not see {mark.parent}; --out must be a folder that all machines share"
+    return ""
+
+
+def _at_a_time(asked: _Asked) -> int:
+    """Return how many runs this machine may do at a time."""
+    ray = needed("ray", "ray")
+    here = ray.get_runtime_context().get_node_id()
+    fits = [_fitting(n["Resources"], asked.needs) for n in ray.nodes() if n["NodeID"] == here]
+    return max(1, min([*fits, *([asked.workers] if asked.workers else [])]))
+
+
+def _fitting(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """Return how many runs a machine has room for.
+
+    Examples:
+        >>> _fitting({"CPU": 16.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 0.3333})
+        6
+    """
+    return min(int(resources.get(name, 0) / count) for name, count in needs.items())
+
+
+def _from_anywhere(job: Job) -> Job:
+    data = job.data and job.data.expanduser().absolute()
+    return replace(job, folder=job.folder.absolute(), data=data)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
