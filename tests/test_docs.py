@@ -13,6 +13,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -331,8 +332,14 @@ def test_every_page_is_in_the_navigation_and_the_api_is_there() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert f": {page.name}\n" in settings, page.name
     for target in anchors(ROOT / "docs" / "api.md"):
-        if target.startswith("syngap."):
+        if target.startswith("syngap.") and not _lacks_its_framework(target):
             _importable(target)
+
+
+def _lacks_its_framework(target: str) -> bool:
+    """Whether a target is an adapter to a package that is not installed here."""
+    parts = target.split(".")
+    return parts[1] == "integrations" and find_spec(parts[2]) is None
 
 
 def _importable(target: str) -> None:
