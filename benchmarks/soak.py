@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+from matplotlib import pyplot
 from measure import progress
 from stream import resident
 from torch import Tensor, nn
@@ -72,12 +73,30 @@ def soak(steps: int, every: int, out: TextIO) -> None:
             spent = 0.0
 
 
+def draw(lines: Path, to: Path) -> None:
+    """Draw speed and memory over the steps that a file has lines of."""
+    with lines.open(encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    steps = [int(line["step"]) / 1e6 for line in found]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(7.2, 2.4), layout="constrained")
+    for axes, column, label in ((left, "ms", "CPU ms a step"), (right, "mb", "resident MB")):
+        values = [float(line[column]) for line in found]
+        axes.plot(steps, values, color="#0b5394", linewidth=1.2)
+        axes.set(xlabel="million steps", ylabel=label, ylim=(0, 1.25 * max(values)))
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(to, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draw", type=Path, nargs=2, help="lines of an earlier run, and a figure")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--every", type=int, default=10_000)
     parser.add_argument("--keep", type=Path, help="a file for the lines")
     args = parser.parse_args()
+    if args.draw:
+        draw(*args.draw)
+        return
     torch.set_num_threads(1)
     if args.keep:
         args.keep.parent.mkdir(parents=True, exist_ok=True)

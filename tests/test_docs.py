@@ -39,7 +39,7 @@ from syngap.options import signature
 from syngap.streams import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 PROGRAM: Any = typer.main.get_command(app)  # Any: typer brings a click of its own, or not
 

@@ -85,7 +85,7 @@ def run_inline(
     while waiting:
         on_event(Event(waiting[0], "begun"))
         heard: list[Event] = []
-        engine._attempt(waiting.pop(0), heard.append)
+        engine.attempt(waiting.pop(0), heard.append)
         on_event(heard[-1])
         waiting += following(heard[-1])
 

@@ -32,6 +32,8 @@ _NEEDED = (
     "scikit-learn",
     "matplotlib",
     "pooch",
+    "requests",
+    "annotated-types",
 )
 _EXTRAS = {
     "tune": ("optuna", "to choose hyper-parameters: syngap tune"),

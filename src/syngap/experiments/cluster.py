@@ -23,7 +23,7 @@ from typing import Any
 
 import syngap
 from syngap.errors import UserError
-from syngap.experiments.engine import Event, _attempt, _keep
+from syngap.experiments.engine import Event, attempt, note_failure
 from syngap.experiments.extras import needed
 from syngap.experiments.files import write
 from syngap.experiments.folder import read_status
@@ -217,7 +217,7 @@ class Cluster:
                 return None
             said = _first_line(error)
             message = f"its worker died {_ENOUGH} times in a row at step {step} ({said})"
-        _keep(job, message, message)
+        note_failure(job, message, message)
         return Event(job, "failed", message=message)
 
     def _news(self, board: Any) -> dict[str, tuple[int, float | None]]:
@@ -330,7 +330,7 @@ def _work(job: Job, asked: _Asked, board: Any) -> Event:
         else:
             ended.append(event)
 
-    _attempt(job, say, _at_a_time(asked))
+    attempt(job, say, _at_a_time(asked))
     return ended[0]
 
 

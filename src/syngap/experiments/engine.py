@@ -22,7 +22,7 @@ from syngap.experiments.plan import is_done
 from syngap.experiments.run import Job, execute
 from syngap.experiments.sharing import fitting, served
 
-__all__ = ["Event", "default_workers", "run_here", "run_local"]
+__all__ = ["Event", "attempt", "default_workers", "note_failure", "run_here", "run_local"]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Worker:
             named = {-number: number.name for number in signal.Signals}
             why = named.get(code, f"exit code {code}")
             message = f"its process died ({why})"
-            _keep(self.job, message, message)
+            note_failure(self.job, message, message)
             self._start()
             event = Event(self.job, "failed", message=message)
         else:
@@ -190,20 +190,21 @@ def _work(connection: Connection, at_a_time: int = 1) -> None:
 
     with suppress(EOFError, OSError):  # the parent is gone
         while True:
-            _attempt(connection.recv(), say, at_a_time)
+            attempt(connection.recv(), say, at_a_time)
 
 
-def _attempt(job: Job, say: Callable[[Event], None], at_a_time: int = 1) -> None:
+def attempt(job: Job, say: Callable[[Event], None], at_a_time: int = 1) -> None:
+    """Do one run, and say how far it is and how it ended; it never raises."""
     try:
         run_here(job, lambda step, accuracy: say(Event(job, "step", step, accuracy)), at_a_time)
         say(Event(job, "done"))
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        _keep(job, message, traceback.format_exc())
+        note_failure(job, message, traceback.format_exc())
         say(Event(job, "failed", message=message))
 
 
-def _keep(job: Job, message: str, trace: str) -> None:
+def note_failure(job: Job, message: str, trace: str) -> None:
     """Write why a run failed into its folder, if that can be."""
     with suppress(OSError, ValueError):  # the message says it, and the disk may be what failed
         path = job.folder / "status.json"
