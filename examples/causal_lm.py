@@ -5,7 +5,7 @@ the gate takes a part of each, and ends better in both languages.
 """
 
 import copy
-import tempfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from syngap.integrations.transformers import SynGAPTrainer
 
-WORDS, HELD_OUT, STEPS = 16, 128, 100
+WORDS, HELD_OUT, STEPS, FOLDER = 16, 128, 100, TemporaryDirectory()
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 PROTECTED = {"gate": {"consolidation": 0.9999}, "observe": False}
 CONFIG = hf.LlamaConfig(vocab_size=28, num_attention_heads=2, eos_token_id=None, **SHAPE)
@@ -35,7 +35,7 @@ def language(seed: int, *letters: int) -> list[dict[str, torch.Tensor]]:
 def trained(kind: Any, model: Any, text: Any, steps: int, lr: float, said: Any = (), **own: Any):
     options = {"max_steps": steps, "learning_rate": lr, "per_device_train_batch_size": 16}
     common = {"save_strategy": "no", "report_to": "none", "use_cpu": True}
-    args = hf.TrainingArguments(tempfile.mkdtemp(), **options, **common)
+    args = hf.TrainingArguments(FOLDER.name, **options, **common)
     trainer = kind(copy.deepcopy(model), args, train_dataset=text[HELD_OUT:], **own)
     if len(said):
         trainer.consolidate([{"input_ids": sentence} for sentence in said])

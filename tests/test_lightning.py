@@ -524,6 +524,24 @@ def test_an_observation_that_zero_grad_discards_is_noticed() -> None:
         fitted(BesideLightning(observes=False))
 
 
+class TooLate(Classifier):
+    """Observes when the backward pass is over, and the next batch throws it away."""
+
+    def on_after_backward(self) -> None:
+        self.optimizers().observe(self.net(batch(0)[0]))
+
+
+@pytest.mark.filterwarnings("ignore:SynGAP.step.. has no importance yet")
+def test_an_observation_that_comes_too_late_is_noticed() -> None:
+    with pytest.raises(MisconfigurationException, match="has observed nothing yet"):
+        fitted(TooLate(observes=False))
+
+
+def test_a_batch_is_not_observed_twice() -> None:
+    with pytest.raises(MisconfigurationException, match="observes already"):
+        fitted(Classifier(), SynGAPCallback(output_of="net"))
+
+
 @pytest.mark.filterwarnings("ignore:SynGAP.step.. has no importance yet")
 def test_observing_without_the_callback_is_noticed() -> None:
     with pytest.warns(UserWarning, match="SynGAP.step.. has no importance yet"):
@@ -599,22 +617,34 @@ class Notes(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.given: list[tuple[int, dict[str, float]]] = []
+        self.losses: list[int] = []
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if any(key.startswith("plasticity") for key in metrics):
             self.given.append((step or 0, metrics))
+        elif "loss" in metrics:
+            self.losses.append(step or 0)
 
     def log_hyperparams(self, *args: Any, **options: Any) -> None:
         pass
 
 
-def test_plasticity_by_layer_reaches_the_logger_as_often_as_it_asks() -> None:
+class Logged(Classifier):
+    """Logs its loss by Lightning."""
+
+    def training_step(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().training_step(given)
+        self.log("loss", loss)
+        return loss
+
+
+def test_plasticity_by_layer_reaches_the_logger_with_the_losses() -> None:
     notes = Notes()
-    named = Classifier(lambda model, **options: MAKERS["plain"](model, model=model, **options))
+    named = Logged(lambda model, **options: MAKERS["plain"](model, model=model, **options))
     _, optimizer = fitted(
         named, logger=notes, log_every_n_steps=2, accumulate_grad_batches=2, max_epochs=2
     )
-    assert [step for step, _ in notes.given] == [2, 4, 6, 8]
+    assert [step for step, _ in notes.given] == notes.losses == [1, 3, 5, 7]
     assert notes.given[-1][1] == optimizer.summary()
     assert {"plasticity/0.weight/q05", "plasticity/2.bias/mean"} <= notes.given[0][1].keys()
 

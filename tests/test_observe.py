@@ -269,6 +269,21 @@ def test_zero_grad_forgets_what_was_observed() -> None:
     assert_near(importance_of(optimizer), expected, 0.0)
 
 
+def test_what_is_discarded_leaves_gradients_and_says_nothing() -> None:
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=0.1, estimator="empirical")
+    logits = model(batch(4, 4))
+    optimizer.observe(logits, targets=torch.zeros(4, dtype=torch.long))
+    logits.sum().backward()
+    gradient = model[0].weight.grad.clone()
+    optimizer.discard()
+    optimizer.discard()
+    torch.testing.assert_close(model[0].weight.grad, gradient)
+    with pytest.warns(UserWarning, match="has no importance yet"):
+        optimizer.step()
+    assert all((value == 0).all() for value in optimizer.importance())
+
+
 def test_zero_grad_after_a_skipped_step_says_nothing() -> None:
     model, x = network(), batch(6, 4)
     optimizer = observer(model)

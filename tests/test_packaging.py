@@ -52,3 +52,13 @@ def test_issue_forms_are_forms(form: Path) -> None:
 
 def test_there_are_issue_forms() -> None:
     assert {form.stem for form in FORMS} == {"bug", "method", "results"}
+
+
+def test_the_sdist_has_what_make_installs_from() -> None:
+    """A Makefile without the files that it names would be of no use."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    included = project.partition("only-include = [")[2].partition("]")[0]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = {*re.findall(r"[\w-]*requirements\.txt|constraints\.txt", makefile)}
+    assert len(named) > 2
+    assert named <= {*re.findall(r'"(.+)"', included)}

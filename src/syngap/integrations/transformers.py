@@ -54,6 +54,7 @@ class SynGAPTrainer(Trainer):
     ) -> None:
         self._gate_options = dict(gate or {})
         self._observes = observe
+        self._observed_at = -1  # the step that the last observation was for
         super().__init__(*args, **kwargs)
         if self._gate_options and isinstance(self.optimizer, SynGAP):
             raise ValueError(
@@ -98,6 +99,9 @@ class SynGAPTrainer(Trainer):
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if self._observes and model.training and torch.is_grad_enabled() and self.gate.is_due():
+            if self._observed_at != self.state.global_step:
+                self.gate.discard()  # what a skipped step left: the Trainer clears gradients alone
+                self._observed_at = self.state.global_step
             prediction, mask = self.predictions(given, outputs)
             # Where all is padding, other processes may have more: then all have to take part.
             if mask is None or self.accelerator.num_processes > 1 or mask.any():
@@ -119,12 +123,19 @@ class SynGAPTrainer(Trainer):
                 f"{type(self.model).__name__} returned no logits to observe (a fused loss may "
                 "skip them): switch that off, or override SynGAPTrainer.predictions"
             )
-        match getattr(getattr(self.model, "config", None), "problem_type", None):
-            case "regression":
-                return Normal(logits, 1.0), None
-            case "multi_label_classification":
-                return Bernoulli(logits=logits), None
         labels, attended = inputs.get("labels"), inputs.get("attention_mask")
+        config = getattr(self.model, "config", None)
+        problem = getattr(config, "problem_type", None)
+        if problem == "regression" or (logits.dim() == 2 and logits.shape[-1] == 1):
+            return Normal(logits, 1.0), None
+        if problem == "multi_label_classification":
+            return Bernoulli(logits=logits), None
+        if problem is None and labels is None and logits.dim() == 2 and config is not None:
+            raise ValueError(
+                "without labels it is not known what these logits predict: set "
+                'model.config.problem_type to "single_label_classification" or '
+                '"multi_label_classification"'
+            )
         if labels is not None:
             counts = labels != _IGNORED
             return logits, _one_earlier(counts) if self._is_decoder() else counts

@@ -52,5 +52,5 @@ class Means:
     def network(self) -> Tensor:
         """Return the mean over all elements of all parameters."""
         if len(self.vector) == 1:
-            return self.vector[0]
+            return self.vector[0].clone()
         return self.vector.dot(self._shares)

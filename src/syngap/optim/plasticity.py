@@ -58,8 +58,8 @@ def linear_plasticity(
 ) -> Tensor:
     """Return the ablation 1 - c (F + λ) + ε: the same slope without the tanh, unbounded below.
 
-    Above a few times the mean it turns negative and the step climbs the loss. It is here to be
-    compared with, not to be used.
+    Far above the mean (ten times at τ = 0.1) it turns negative and the step climbs the loss. It is
+    here to be compared with, not to be used.
 
     Examples:
         >>> gate = linear_plasticity(torch.tensor([0.0, 40.0]), 1.0, damping=0.0, ambient=0.0)

@@ -294,6 +294,13 @@ class SynGAP(Optimizer):
                 "after zero_grad() and before loss.backward()",
             )
         super().zero_grad(set_to_none)
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget what was observed since the last step, and leave gradients and importance alone.
+
+        For a loop that clears gradients without `zero_grad()`, after a step that was skipped.
+        """
         self._observation = None
 
     def is_due(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,8 +66,9 @@ class CudaGraphs:
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 step()
-        except RuntimeError:
-            self._release(generators)
+        except BaseException:
+            with suppress(RuntimeError):  # the first error is the one that says why
+                self._release(generators)
             raise
         replay: Replay = graph.replay
         return replay
