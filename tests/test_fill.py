@@ -360,7 +360,7 @@ def test_documents_and_results_that_are_not_there(
     (tmp_path / "a.md").write_text("<!-- results: table digits -->\n<!-- end -->\n")
     code, _, said = called(capsys, "fill", tmp_path / "a.md", "--results", tmp_path / "none")
     assert code == 2
-    assert 'none: no experiment "digits"; there are none' in said
+    assert "none: no such folder; --results gives another" in said
 
 
 def test_a_folder_of_results_is_reported_experiment_by_experiment(

@@ -542,10 +542,23 @@ def test_a_batch_is_not_observed_twice() -> None:
         fitted(Classifier(), SynGAPCallback(output_of="net"))
 
 
-@pytest.mark.filterwarnings("ignore:SynGAP.step.. has no importance yet")
-def test_observing_without_the_callback_is_noticed() -> None:
-    with pytest.warns(UserWarning, match="SynGAP.step.. has no importance yet"):
-        trainer().fit(Classifier(), batches())
+@pytest.mark.parametrize("module", [Classifier, Manual])
+def test_observing_without_the_callback_is_refused(module: type[Classifier]) -> None:
+    with pytest.raises(RuntimeError, match=r"add SynGAPCallback\(\)"):
+        trainer().fit(module(), batches())
+
+
+def test_forgetting_the_callback_at_a_second_fit_is_refused() -> None:
+    """Then there is importance already, and no other message would come."""
+    made = Kept()
+    trainer(SynGAPCallback()).fit(made, batches())
+    with pytest.raises(RuntimeError, match=r"add SynGAPCallback\(\)"):
+        trainer().fit(made, batches())
+
+
+def test_two_callbacks_are_one_too_many() -> None:
+    with pytest.raises(MisconfigurationException, match="two SynGAPCallback"):
+        trainer(SynGAPCallback(), SynGAPCallback()).fit(Classifier(), batches())
 
 
 class Validated(Classifier):

@@ -145,7 +145,7 @@ def test_without_its_gpu_a_run_is_done_on_what_there_is(
         (("tiny", "--seeds", "4"), "--seeds: 4 were asked for, 3 are recorded for all rows"),
         (("tiny", "--seeds", "0"), "--seeds"),
         (("tiny", "--data", "nowhere"), '--data: there is no folder "nowhere"'),
-        (("tiny", "--results", "nowhere"), 'nowhere: no experiment "tiny"; there are none'),
+        (("tiny", "--results", "nowhere"), "nowhere: no such folder; --results gives another"),
     ],
 )
 def test_what_cannot_be_run_again(arguments: tuple[str, ...], words: str, call: Call) -> None:

@@ -525,7 +525,7 @@ def test_syngap_in_a_plain_trainer_says_that_nothing_is_observed(tmp_path: Path)
 
 def test_a_gate_that_nothing_is_known_to_says_so(tmp_path: Path) -> None:
     one = trainer(tmp_path, own={"gate": GATE, "observe": False})
-    with pytest.warns(UserWarning, match="consolidate"):
+    with pytest.raises(RuntimeError, match="consolidate"):
         one.train()
 
 

@@ -76,6 +76,8 @@ class SynGAPCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the SynGAP optimizers, and be there when they observe."""
+        if sum(isinstance(one, SynGAPCallback) for one in trainer.callbacks) > 1:
+            raise MisconfigurationException("there are two SynGAPCallback: one does for all")
         given = pl_module.optimizers()
         stand_ins = {
             one.optimizer: one

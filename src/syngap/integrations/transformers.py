@@ -54,6 +54,7 @@ class SynGAPTrainer(Trainer):
     ) -> None:
         self._gate_options = dict(gate or {})
         self._observes = observe
+        self._has_looked = False
         self._observed_at = -1  # the step that the last observation was for
         super().__init__(*args, **kwargs)
         if self._gate_options and isinstance(self.optimizer, SynGAP):
@@ -98,7 +99,10 @@ class SynGAPTrainer(Trainer):
         loss, outputs = super().compute_loss(
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        if self._observes and model.training and torch.is_grad_enabled() and self.gate.is_due():
+        learns = model.training and torch.is_grad_enabled()
+        if learns and not self._observes:
+            self._check_importance()
+        if learns and self._observes and self.gate.is_due():
             if self._observed_at != self.state.global_step:
                 self.gate.discard()  # what a skipped step left: the Trainer clears gradients alone
                 self._observed_at = self.state.global_step
@@ -168,6 +172,15 @@ class SynGAPTrainer(Trainer):
             return prediction[mask]
 
         self.gate.consolidate(self.model, self.get_test_dataloader(dataset), predict=predict)
+
+    def _check_importance(self) -> None:
+        """Refuse, once, to train where there is no importance and never will be."""
+        if not self._has_looked and not self.gate.summary()["importance/mean"] > 0:
+            raise RuntimeError(
+                "with observe=False nothing is known to protect: call trainer.consolidate(dataset) "
+                "before train()"
+            )
+        self._has_looked = True
 
     def _is_decoder(self) -> bool:
         generates = getattr(self.model, "can_generate", None)

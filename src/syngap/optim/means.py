@@ -47,7 +47,8 @@ class Means:
         seen = [like.new_zeros(()) if mean is None else mean for mean in observed]
         if any(mean.dtype != like.dtype or mean.device != like.device for mean in seen):
             seen = [mean.to(like) for mean in seen]
-        self.vector[first : first + len(seen)].lerp_(torch.stack(seen), 1.0 - keep)
+        part = self.vector[first : first + len(seen)]
+        part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
 
     def network(self) -> Tensor:
         """Return the mean over all elements of all parameters."""

@@ -256,6 +256,7 @@ class SynGAP(Optimizer):
             targets: true labels, used by estimator "empirical" alone; -100 leaves a position out.
             mask: boolean, one entry a prediction; False (padding) leaves it out.
         """
+        self._refuse_stand_ins()
         if not self.is_due():
             return
         self._names()  # or a head that was replaced without grow() would never learn
@@ -283,6 +284,15 @@ class SynGAP(Optimizer):
             with torch.set_grad_enabled(work.options["differentiable"]):
                 update(work)
         return loss
+
+    def _refuse_stand_ins(self) -> None:
+        """Raise where `self` is Lightning's copy of an optimizer: what it notes would be lost."""
+        if any(kind.__name__ == "LightningOptimizer" for kind in type(self).__mro__):
+            raise RuntimeError(
+                "self.optimizers() of Lightning is a stand-in, and what it observes does not reach "
+                "SynGAP: add SynGAPCallback() of syngap.integrations.lightning to the trainer's "
+                "callbacks"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and what was observed since the last step."""
@@ -414,6 +424,7 @@ class SynGAP(Optimizer):
             >>> optimizer.summary()["importance/mean"] > 0
             True
         """
+        self._refuse_stand_ins()
         seen: Observation | None = None
         self._estimator.record(True)
         try:
@@ -621,8 +632,9 @@ class SynGAP(Optimizer):
                 "never observed",
                 "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: "
                 "call observe(logits) after zero_grad() and before loss.backward(), or "
-                "consolidate() once before training; under a trainer of Lightning, Transformers or "
-                "Avalanche, add what syngap.integrations has for it",
+                "consolidate() once before training; in a framework that owns the loop, use "
+                "SynGAPCallback (Lightning), SynGAPTrainer (Transformers) or SynGAPPlugin "
+                "(Avalanche) of syngap.integrations",
             )
         network = means.network()
         works = self._lay_out(seen, network)

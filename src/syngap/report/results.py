@@ -41,6 +41,8 @@ class Results:
     def runs(self, name: str) -> list[Run]:
         """Return every run of an experiment."""
         if name not in self._runs:
+            if not self.folder.is_dir():
+                raise UserError(f"{self.folder}: no such folder; --results gives another")
             known = self.names()
             if name not in known:
                 hint = nearest(name, known) or f"; there are {', '.join(known) or 'none'}"
