@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from tiny import called, job, results, run_inline, tree, write_arrays, written
 
 from syngap.experiments import engine, loggers
 from syngap.experiments.engine import run_here
+from syngap.experiments.environment import now
 from syngap.experiments.loggers import Following
 from syngap.experiments.run import Job
 
@@ -158,6 +160,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[syngap.loggers]\nrecorder = test_loggers:Recorder\nbroken = test_loggers:Broken\n"
+        "hanging = test_loggers:Hanging\nslow = test_loggers:Slow\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -193,6 +196,26 @@ class Broken(Recorder):
     def log(self, run: loggers.Begun, step: int, values: Any) -> None:
         if step >= 3:
             raise ConnectionError("the store\nis gone")
+
+
+class Hanging(Recorder):
+    """Its store does not answer before the test has ended."""
+
+    released: ClassVar[threading.Event] = threading.Event()
+
+    def log(self, run: loggers.Begun, step: int, values: Any) -> None:
+        assert self.released.wait(60)
+        super().log(run, step, values)
+
+
+class Slow(Recorder):
+    """Takes its time, but answers."""
+
+    seconds = 0.05
+
+    def log(self, run: loggers.Begun, step: int, values: Any) -> None:
+        time.sleep(self.seconds)
+        super().log(run, step, values)
 
 
 # Each step once -----------------------------------------------------------------------------------
@@ -244,10 +267,10 @@ def following(name: str) -> Following:
 
 def first_try(name: str, *, killed: bool) -> None:
     """Log a run up to step 34 of 40; its last checkpoint was that of step 20, a task's end."""
-    logger = following(name)
+    (logger,) = following(name)._followers
     interrupted(begun(), 35)
-    logger._look(last=not killed)
-    assert not logger._failed
+    logger.look(last=not killed)
+    assert not logger.failed
     if killed:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -269,7 +292,8 @@ def test_every_step_is_logged_once(how: str, name: str, has: Callable[[Path], To
     logger = following(name)
     if how == "retried":  # a worker dies and another goes on
         interrupted(task, 35)
-        logger._look()
+        for follower in logger._followers:
+            follower.look()
     run_here(task)
     with logger:
         pass
@@ -359,6 +383,40 @@ def test_a_logger_that_fails_is_told_of_and_changes_nothing(
         assert (run, "end", "done") in Recorder.told, "the other goes on"
 
 
+def test_a_logger_that_hangs_holds_neither_the_command_nor_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loggers, "_PATIENCE", 1.0)
+    Hanging.released.clear()
+    arguments = ["run", written(Path()), "--out", "out", "--log", "hanging,recorder"]
+    before = {*threading.enumerate()}
+    code, table, said = called(capsys, *arguments)
+    told = list(Recorder.told)
+    Hanging.released.set()
+    for thread in {*threading.enumerate()} - before:
+        thread.join()
+    assert code == 0
+    assert "The page is" in table
+    assert said.splitlines()[-1] == (
+        "logger hanging: stopped (no answer in 1 seconds); with --resume it catches up"
+    )
+    for run in ("sgd-0", "er-0"):
+        assert (run, "end", "done") in told, "the other goes on"
+
+
+def test_a_logger_that_is_slow_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patience = 1.0
+    monkeypatch.setattr(loggers, "_PATIENCE", patience)
+    run_here(begun())
+    steps = len(written_down(begun().folder)["accuracy/seen"])
+    monkeypatch.setattr(Slow, "seconds", 1.5 * patience / steps)
+    with following("slow"):
+        pass
+    assert Recorder.told[-1] == ("syngap-0", "end", "done")
+
+
 def test_runs_that_were_done_before_can_be_logged(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", written(Path()), "--out", "out", "--resume"]
     assert called(capsys, *arguments)[0] == 0
@@ -368,12 +426,30 @@ def test_runs_that_were_done_before_can_be_logged(capsys: pytest.CaptureFixture[
     assert tree(Path("out")) == kept
 
 
-def test_a_run_that_is_begun_afresh_is_another(capsys: pytest.CaptureFixture[str]) -> None:
-    run_here(begun())
-    before = loggers._begun(begun().folder).identity
-    path = begun().folder / "environment.json"
-    path.write_text(path.read_text().replace('"started": "2', '"started": "3'))
-    assert loggers._begun(begun().folder).identity != before
+def test_a_run_is_another_with_fresh_and_the_same_with_resume(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["run", written(Path()), "--out", "out", "--log", "recorder"]
+    assert called(capsys, *arguments)[0] == 0
+    first = {run: loggers._begun(Path("out") / run).identity for run in ("sgd-0", "er-0")}
+    began = now()
+    while now() == began:  # runs that began within the same second are told apart by nothing else
+        time.sleep(0.05)
+    for option, same in (("--resume", True), ("--fresh", False)):
+        assert called(capsys, *arguments, option)[0] == 0
+        for run, identity in first.items():
+            assert (loggers._begun(Path("out") / run).identity == identity) == same
+
+
+@needs("mlflow")
+def test_a_folder_that_was_moved_is_not_logged_again(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", written(Path()), "--resume", "--log", "mlflow"]
+    assert called(capsys, *arguments, "--out", "out")[0] == 0
+    (logged,) = mlflow_runs(Path("out/er-0"))
+    Path("out").rename("elsewhere")
+    assert called(capsys, *arguments, "--out", "elsewhere")[0] == 0
+    (found,) = mlflow_runs(Path("elsewhere/er-0"))
+    assert found.to_dictionary() == logged.to_dictionary()
 
 
 @pytest.mark.parametrize(

@@ -8,26 +8,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny import called, job, results, state, tiny, write_arrays, written
+from tiny import called, job, results, state, tiny, tree, write_arrays, written
 
 from syngap.errors import UserError
 from syngap.experiments import cluster as engine
 from syngap.experiments.cluster import Cluster, connected
 from syngap.experiments.config import Experiment
 from syngap.experiments.engine import Event, run_here
-from syngap.experiments.files import nobody_in
+from syngap.experiments.files import nobody_in, strays
 from syngap.experiments.plan import make_plan
 from syngap.experiments.run import Job
 
 pytest.importorskip("ray")
 from ray import cluster_utils
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster for all
@@ -46,19 +47,22 @@ LONG = (
 SHORT = ("stream={name: npz, path: data.npz, tasks: 2, batch: 50}",)
 
 
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
+
+
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Where a cluster of two workers listens."""
-    started = cluster_utils.Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 2,
-            "object_store_memory": 80 * 2**20,
-            "include_dashboard": False,
-        },
-    )
-    yield started.address
-    started.shutdown()
+def started() -> Iterator[cluster_utils.Cluster]:
+    """A cluster of two workers."""
+    head = {**NODE, "include_dashboard": False}
+    machines = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    yield machines
+    machines.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(started: cluster_utils.Cluster) -> str:
+    """Where it listens."""
+    return str(started.address)
 
 
 @pytest.fixture(scope="module")
@@ -251,16 +255,42 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def test_two_drivers_are_not_at_work_in_one_folder(
-    here: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", ["--resume", "--fresh"])
+def test_a_second_command_is_refused_before_it_changes_anything(
+    option: str,
+    here: Path,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Where no lock of a folder reaches the other machine."""
+    monkeypatch.setattr("syngap.experiments.plan.alone_in", lambda folder: nullcontext())
+    monkeypatch.setattr(engine, "connected", lambda *_: nullcontext(Cluster(cluster._ray)))
     monkeypatch.setattr(engine, "_PATIENCE", 1.0)
-    Path("out").mkdir()
-    with (
-        cluster._alone(here / "out"),
-        pytest.raises(UserError, match=r"out: another process is at work there$"),
-    ):
-        cluster.run([job(Path("out/er-0"))], None, lambda event: None)
+    command = ["run", written(here, *SHORT), "--out", "out", "--engine", "ray"]
+    assert called(capsys, *command, "--methods", "er")[0] == 0
+    (here / "out/.experiment.yaml.1").touch()  # the first is about to write it
+    kept = tree(here / "out")
+    with cluster.alone(here / "out"):
+        code, _, said = called(capsys, *command, option)
+    assert code == 2
+    assert said.splitlines()[-1].endswith("out: another process is at work there")
+    assert tree(here / "out") == kept
+    assert called(capsys, *command, option)[0] == 0, "the name is free again"
+
+
+def test_no_command_takes_the_mark_of_a_driver_for_a_stray(here: Path, cluster: Cluster) -> None:
+    out, seen = here / "out", list[list[str]]()
+    out.mkdir()
+    (out / ".cluster-0").touch()  # of a driver that was killed
+
+    def look(event: Event) -> None:
+        assert strays(out) == []
+        seen.append([path.name for path in out.glob(".*")])
+
+    cluster.run([job(out / "er-0", *SHORT)], None, look)
+    assert seen[0] == [f".cluster-{os.getpid()}"]
+    assert not list(out.glob(".*"))
 
 
 # Refused ------------------------------------------------------------------------------------------
@@ -269,15 +299,82 @@ def test_two_drivers_are_not_at_work_in_one_folder(
 def test_machines_that_do_not_share_the_folder_are_refused(
     here: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "write", lambda path, content: None)  # what another disk would hold
+    monkeypatch.setattr(Path, "touch", lambda path: None)  # what another disk would hold
     Path("out").mkdir()
     with pytest.raises(UserError, match=r"does not see .*/out; --out must be a folder that all"):
         cluster.run([job(Path("out/er-0"))], None, lambda event: None)
-    monkeypatch.setattr(Cluster, "_check_nodes", lambda *_: None)  # as if it came later
-    events: list[Event] = []
-    cluster.run([job(Path("out/er-0"))], None, events.append)
-    assert "does not see" in events[-1].message
+    monkeypatch.setattr(engine._Machines, "check", lambda _: None)  # as if all of them came later
+    with pytest.raises(UserError, match=r"no machine is left that can do a run; --resume goes on$"):
+        cluster.run([job(Path("out/er-0"))], None, lambda event: None)
     assert not Path("out/er-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("made_so", "complaint"),
+    [
+        ("import sys; sys.modules['syngap'] = None", "failed to import"),
+        ("import syngap; syngap.__version__ = '0.0'", "has syngap 0.0, not "),
+        (
+            "import pathlib; is_file = pathlib.Path.is_file\n"
+            "pathlib.Path.is_file = lambda path: '.cluster' not in path.name and is_file(path)",
+            "does not see ",
+        ),
+    ],
+    ids=["without syngap", "another version", "another disk"],
+)
+def test_a_machine_that_comes_later_and_can_do_no_run_is_left_out(
+    made_so: str,
+    complaint: str,
+    here: Path,
+    started: cluster_utils.Cluster,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine._Machines, "check", lambda _: None)
+    (here / "unfit").mkdir()
+    (here / "unfit/sitecustomize.py").write_text(made_so)
+    paths = os.pathsep.join([str(here / "unfit"), *filter(None, sys.path)])
+    joined = started.add_node(**NODE, env_vars={"PYTHONPATH": paths})
+    jobs = [job(Path(f"out/er-{seed}"), *SHORT, seed=seed) for seed in range(4)]
+    events: list[Event] = []
+    said: list[str] = []
+
+    def busy() -> None:
+        (here / "busy").touch()
+        while not (here / "free").exists():
+            time.sleep(0.05)
+
+    def say(line: str) -> None:
+        said.append(line)
+        (here / "free").touch()
+
+    Path("out").mkdir()
+    on_the_first = NodeAffinitySchedulingStrategy(started.head_node.node_id, soft=False)
+    first = cluster._ray.remote(num_cpus=2, scheduling_strategy=on_the_first)(busy).remote()
+    try:
+        until((here / "busy").exists, 20)  # so all runs are given to the other
+        Cluster(cluster._ray, say).run(jobs, None, events.append)
+    finally:
+        (here / "free").touch()
+        cluster._ray.get(first)
+        started.remove_node(joined)
+    assert [kinds(events, task) for task in jobs] == [["begun", "done"]] * len(jobs)
+    (line,) = said
+    assert complaint in line
+    assert line.endswith(". It gets no more runs")
+
+
+def test_the_first_answer_of_a_machine_has_its_own_time(
+    here: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    Path("out").mkdir()
+    monkeypatch.setattr(engine, "_PATIENCE", 0.0)
+    cluster.run([job(Path("out/er-0"), *SHORT)], None, events.append)
+    assert events[-1].kind == "done"
+    monkeypatch.setattr(engine, "_FIRST_ANSWER", 0.0)
+    with pytest.raises(UserError, match=r": did not answer in 0 seconds; a worker was to start"):
+        cluster.run([job(Path("out/er-1"), *SHORT, seed=1)], None, events.append)
 
 
 def test_a_cluster_without_room_for_a_run_is_refused(here: Path, cluster: Cluster) -> None:

@@ -477,8 +477,13 @@ def _cluster(engine: Engine, address: str | None) -> Iterator[Cluster | None]:
         return
     from syngap.experiments.cluster import connected
 
-    with connected(address or "auto") as cluster:
+    with connected(address or "auto", lambda line: typer.echo(line, err=True)) as cluster:
         yield cluster
+
+
+def _alone(cluster: Cluster | None, plan: Plan) -> AbstractContextManager[object]:
+    """Return a context in which no other driver of the cluster is at work in the plan's folder."""
+    return cluster.alone(plan.out) if cluster else nullcontext()
 
 
 def _names(listed: str | None) -> list[str] | None:
@@ -555,7 +560,13 @@ def _run(
             return {}
     display = Display(Console(stderr=True), plan.jobs, plan.steps)
     try:
-        with plan.begun(), _terminated_like_interrupted(), logged, display:
+        with (
+            _alone(cluster, plan),
+            plan.begun(),
+            _terminated_like_interrupted(),
+            logged,
+            display,
+        ):
             _do(plan.jobs, workers, cluster, display)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {plan.out}.", err=True)
@@ -577,7 +588,11 @@ def _tune(
 
     logged = _logged(tuning.plan, log)
     try:
-        with tuning.begun() as first, _terminated_like_interrupted():
+        with (
+            _alone(cluster, tuning.plan),
+            tuning.begun() as first,
+            _terminated_like_interrupted(),
+        ):
             display = Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps)
             with logged, display:
                 if first:

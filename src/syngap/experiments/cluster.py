@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import platform
 import re
 import socket
 import sys
@@ -25,7 +24,6 @@ import syngap
 from syngap.errors import UserError
 from syngap.experiments.engine import Event, attempt, note_failure
 from syngap.experiments.extras import needed
-from syngap.experiments.files import write
 from syngap.experiments.folder import read_status
 from syngap.experiments.run import Job
 from syngap.streams.places import VARIABLE
@@ -35,17 +33,21 @@ __all__ = ["Cluster", "connected"]
 _ENOUGH = 3  # workers that died in a row at the same step: the run itself is to blame
 _LOOK_EVERY = 0.5  # seconds between two looks at what runs tell
 _PATIENCE = 30.0  # seconds for an answer of the cluster
+_FIRST_ANSWER = 180.0  # seconds for a machine's first one: torch may come over a network
 _PARTS = 10_000  # Ray divides a GPU no further
 _NAMESPACE = "syngap"
 
 
 @contextmanager
-def connected(address: str = "auto") -> Iterator[Cluster]:
+def connected(
+    address: str = "auto", say: Callable[[str], None] = lambda line: None
+) -> Iterator[Cluster]:
     """Give the Ray cluster at `address`; within, this process is one of its drivers.
 
     Args:
         address: HOST:PORT of the head, ray://HOST:PORT from outside of the cluster, or "auto": what
             RAY_ADDRESS says, else the cluster that this machine is part of.
+        say: is told of a machine that is left out.
     """
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 20, half a minute each
     ray = needed("ray", "ray")
@@ -61,7 +63,7 @@ def connected(address: str = "auto") -> Iterator[Cluster]:
         hint = "; `ray start --head` begins a cluster" if address == "auto" else ""
         raise UserError(f"--address {address}: {_first_line(error)}{hint}") from error
     try:
-        yield Cluster(ray)
+        yield Cluster(ray, say)
     except ray.exceptions.RayError as error:  # no run's: those are its events
         raise UserError(f"--engine ray: {_first_line(error)}; --resume goes on") from error
     finally:
@@ -88,6 +90,7 @@ class _Asked:
 
     Args:
         mark: a file in the experiment's folder, by which a machine shows that it shares it.
+        version: of syngap there.
         needs: resources of a run, by the names that Ray gives them.
         workers: runs at a time in the whole cluster, None for as many as fit.
         command: that of the asking process.
@@ -96,6 +99,7 @@ class _Asked:
     """
 
     mark: Path
+    version: str
     needs: Mapping[str, float]
     workers: int | None
     command: Sequence[str]
@@ -108,10 +112,12 @@ class Cluster:
 
     Args:
         ray: the package.
+        say: is told of a machine that is left out.
     """
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
+    def __init__(self, ray: Any, say: Callable[[str], None] = lambda line: None) -> None:
+        self._ray, self._say = ray, say
+        self._boards: dict[Path, Any] = {}
 
     def device(self, name: str) -> str:
         """Return what "auto", "cpu" or "cuda" stands for on the cluster's machines."""
@@ -129,8 +135,9 @@ class Cluster:
         """Do `jobs` on the cluster, and those that come of them.
 
         A run that raises is reported and leaves the others alone. One whose worker dies, or its
-        machine, goes on from its last checkpoint in another. Whatever interrupts the caller ends
-        the workers at once: their folders are whole at any instant.
+        machine, goes on from its last checkpoint in another. A machine that comes later and can do
+        no run is left out. Whatever interrupts the caller ends the workers at once: their folders
+        are whole at any instant.
 
         Args:
             jobs: to begin with; their folders lie in one folder.
@@ -142,22 +149,26 @@ class Cluster:
         if not jobs:
             return
         out = jobs[0].folder.parent.absolute()
-        mark = out / f".cluster.txt.{os.getpid()}"  # a stray, if this process is killed
+        mark = out / f".cluster-{os.getpid()}"  # no stray: it is there while we are
         needs = self._needs(jobs[0].config["training"], workers)
         data = os.environ.get(VARIABLE, "")
         asked = _Asked(
             mark=mark,
+            version=syngap.__version__,
             needs=needs,
             workers=workers,
             command=tuple(sys.argv),
             here=Path.cwd(),
             data=data and str(Path(data).expanduser().absolute()),
         )
-        with self._alone(out) as board:
-            write(mark, b"")
+        with self.alone(out) as board:
+            for earlier in out.glob(".cluster-*"):  # of a driver that was killed
+                earlier.unlink(missing_ok=True)
+            mark.touch()
             try:
-                self._check_nodes(asked)
-                self._run(jobs, asked, board, on_event, following)
+                machines = _Machines(self._ray, asked, self._say)
+                machines.check()
+                self._run(jobs, asked, machines, board, on_event, following)
             finally:
                 mark.unlink(missing_ok=True)
 
@@ -165,6 +176,7 @@ class Cluster:
         self,
         jobs: Sequence[Job],
         asked: _Asked,
+        machines: _Machines,
         board: Any,
         on_event: Callable[[Event], None],
         following: Callable[[Event], Sequence[Job]],
@@ -172,7 +184,7 @@ class Cluster:
         task = self._ray.remote(
             num_cpus=asked.needs["CPU"], num_gpus=asked.needs.get("GPU", 0), max_retries=0
         )(_work)
-        waiting, flying, begun = list(reversed(jobs)), dict[Any, Job](), set[str]()
+        waiting, flying, begun = list(reversed(jobs)), dict[Any, tuple[Job, int]](), set[str]()
         deaths = _Deaths()
 
         def tell(event: Event) -> None:
@@ -185,37 +197,45 @@ class Cluster:
             while waiting or flying:
                 while waiting and len(flying) < (asked.workers or math.inf):
                     job = waiting.pop()
-                    named = task.options(name=f"syngap {job.name}")
-                    flying[named.remote(_from_anywhere(job), asked, board)] = job
+                    named = task.options(
+                        name=f"syngap {job.name}", scheduling_strategy=machines.strategy()
+                    )
+                    flying[named.remote(_from_anywhere(job), asked, board)] = (
+                        job,
+                        len(machines.left_out),
+                    )
                 ready, _ = self._ray.wait(list(flying), timeout=_LOOK_EVERY)
                 for reference in ready:
-                    job = flying.pop(reference)
-                    ended = self._outcome(reference, job, deaths)
+                    job, known = flying.pop(reference)
+                    ended = self._outcome(reference, job, deaths, machines, known)
                     if ended is None:
                         waiting.append(job)
                         continue
                     tell(ended)
                     waiting[:0] = reversed(following(ended))
                 news = self._news(board)
-                for job in [job for job in flying.values() if job.name in news]:
+                for job in [job for job, _ in flying.values() if job.name in news]:
                     step, accuracy = news[job.name]
                     tell(Event(job, "step", step, accuracy))
         finally:
             for reference in flying:
                 self._ray.cancel(reference, force=True)
 
-    def _outcome(self, reference: Any, job: Job, deaths: _Deaths) -> Event | None:
+    def _outcome(
+        self, reference: Any, job: Job, deaths: _Deaths, machines: _Machines, known: int
+    ) -> Event | None:
         """Return how a run ended; None where it did not, and another worker is to go on with it."""
         try:
             ended: Event = self._ray.get(reference)
             return replace(ended, job=job)
-        except self._ray.exceptions.RayTaskError as error:  # the worker cannot even import it
-            message = _first_line(error.cause or error)
         except self._ray.exceptions.RayError as error:
+            task_raised = isinstance(error, self._ray.exceptions.RayTaskError)  # runs never do
+            if task_raised and (len(machines.left_out) > known or machines.leave_out()):
+                return None
             step = int(read_status(job.folder).get("step", 0))
             if deaths.in_a_row(job.name, step) < _ENOUGH:
                 return None
-            said = _first_line(error)
+            said = _reason(error)
             message = f"its worker died {_ENOUGH} times in a row at step {step} ({said})"
         note_failure(job, message, message)
         return Event(job, "failed", message=message)
@@ -230,12 +250,17 @@ class Cluster:
         return {}
 
     @contextmanager
-    def _alone(self, out: Path) -> Iterator[Any]:
+    def alone(self, out: Path) -> Iterator[Any]:
         """Give the board of `out`. Its name is taken: no other driver of the cluster gets in.
 
-        Locks of folders are not known to other machines on every file system. What a driver that
-        was killed has left goes with its board, so the next one waits for the name.
+        Locks of folders are not known to other machines on every file system, so this is to be had
+        before anything there is changed. What a driver that was killed has left goes with its
+        board, so the next one waits for the name. `run` is alone by itself, or within this.
         """
+        out = out.absolute()
+        if out in self._boards:
+            yield self._boards[out]
+            return
         options = {"name": f"runs in {out}", "namespace": _NAMESPACE}
         deadline = time.monotonic() + _PATIENCE
         while True:
@@ -247,9 +272,11 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise UserError(f"{out}: another process is at work there") from None
                 time.sleep(_LOOK_EVERY)
+        self._boards[out] = board
         try:
             yield board
         finally:
+            del self._boards[out]
             self._ray.kill(board)
 
     def _needs(self, training: Mapping[str, Any], workers: int | None) -> dict[str, float]:
@@ -261,28 +288,87 @@ class Cluster:
             needs["GPU"] = math.floor(_PARTS / beside) / _PARTS  # rounded up, the last would wait
         return needs
 
-    def _check_nodes(self, asked: _Asked) -> None:
+
+class _Machines:
+    """The machines of the cluster, as far as runs can be done there.
+
+    Args:
+        ray: the package.
+        asked: of each machine.
+        say: is told of one that is left out.
+    """
+
+    def __init__(self, ray: Any, asked: _Asked, say: Callable[[str], None]) -> None:
+        self._ray, self._asked, self._say = ray, asked, say
+        self.left_out: list[Mapping[str, Any]] = []
+
+    def check(self) -> None:
         """Refuse a cluster whose machines have no room for a run, or do not share the folder."""
-        at = needed("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        fit = [node for node in nodes if _fitting(node["Resources"], asked.needs)]
-        if not fit:
-            wanted = " and ".join(f"{count:g} {name}" for name, count in asked.needs.items())
+        if not self._fit():
+            wanted = " and ".join(f"{count:g} {name}" for name, count in self._asked.needs.items())
             raise UserError(f"--engine ray: no machine of the cluster has the {wanted} of a run")
+        for node, complaint in self._complaints():
+            raise UserError(f"--engine ray: {node['NodeManagerHostname']}: {complaint}")
+
+    def leave_out(self) -> bool:
+        """Leave out those that came later and can do no run; return whether there were any."""
+        found = list(self._complaints())
+        for node, complaint in found:
+            self.left_out.append(node)
+            self._say(f"{node['NodeManagerHostname']}: {complaint}. It gets no more runs")
+        if found and not self._fit():
+            raise UserError("--engine ray: no machine is left that can do a run; --resume goes on")
+        return bool(found)
+
+    def strategy(self) -> Any:
+        """Return how Ray is to place a run: on any machine but those left out."""
+        if not self.left_out:
+            return "DEFAULT"
+        strategies = needed("ray.util.scheduling_strategies", "ray")
+        out = [node["NodeID"] for node in self.left_out]
+        labels = self.left_out[0]["Labels"].items()
+        label = next(name for name, value in labels if value == out[0])  # versions differ
+        return strategies.NodeLabelSchedulingStrategy(hard={label: strategies.NotIn(*out)})
+
+    def _fit(self) -> list[Mapping[str, Any]]:
+        """Return the machines that have room for a run."""
+        out = [node["NodeID"] for node in self.left_out]
+        return [
+            node
+            for node in self._ray.nodes()
+            if node["Alive"]
+            and node["NodeID"] not in out
+            and _fitting(node["Resources"], self._asked.needs)
+        ]
+
+    def _complaints(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Ask all of them at once; give those on which no run can be done, and why."""
+        at = needed("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
         look = self._ray.remote(num_cpus=0, max_retries=0)(_complaint)
-        asking = {
-            look.options(scheduling_strategy=at(node["NodeID"], soft=False)).remote(
-                asked.mark, syngap.__version__
-            ): node["NodeManagerHostname"]
-            for node in fit
-        }
-        for reference, name in asking.items():
+        asking = [
+            (
+                node,
+                look.options(scheduling_strategy=at(node["NodeID"], soft=False)).remote(
+                    self._asked.mark, self._asked.version
+                ),
+            )
+            for node in self._fit()
+        ]
+        deadline = time.monotonic() + _FIRST_ANSWER
+        for node, reference in asking:
             try:
-                complaint = self._ray.get(reference, timeout=_PATIENCE)
+                left = max(0.0, deadline - time.monotonic())
+                complaint = self._ray.get(reference, timeout=left)
+            except self._ray.exceptions.GetTimeoutError:
+                self._ray.cancel(reference, force=True)
+                complaint = (
+                    f"did not answer in {_FIRST_ANSWER:g} seconds; "
+                    "a worker was to start there and import syngap"
+                )
             except self._ray.exceptions.RayError as error:
-                complaint = _first_line(getattr(error, "cause", None) or error)
+                complaint = _reason(error)
             if complaint:
-                raise UserError(f"--engine ray: {name}: {complaint}")
+                yield node, complaint
 
 
 class _Deaths:
@@ -314,8 +400,8 @@ class _Board:
 
 def _work(job: Job, asked: _Asked, board: Any) -> Event:
     """Do one run in a worker of the cluster and return how it ended."""
-    if complaint := _complaint(asked.mark, syngap.__version__):  # of a machine that came later
-        return Event(job, "failed", message=f"{platform.node()}: {complaint}")
+    if complaint := _complaint(asked.mark, asked.version):  # of a machine that came later
+        raise UserError(complaint)
     sys.argv = list(asked.command)
     with suppress(OSError):  # only paths in a configuration may depend on it
         os.chdir(asked.here)
@@ -364,6 +450,11 @@ def _fitting(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
 def _from_anywhere(job: Job) -> Job:
     data = job.data and job.data.expanduser().absolute()
     return replace(job, folder=job.folder.absolute(), data=data)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error of Ray says, in the words of its cause where it has one."""
+    return _first_line(getattr(error, "cause", None) or error)
 
 
 def _first_line(error: BaseException) -> str:

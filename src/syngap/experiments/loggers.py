@@ -1,7 +1,8 @@
 """Loggers: what runs write into their folders, brought to where people already look.
 
-They read config.yaml, metrics.jsonl and status.json, in the process that asked for the runs. So a
-logger may be slow, or fail, and no run notices; and one that was killed catches up later.
+They read config.yaml, metrics.jsonl and status.json, in the process that asked for the runs, each
+in a thread of its own. So a logger may be slow, fail or hang, and neither a run nor another logger
+notices; and one that was killed catches up later.
 
 Another package adds one by an entry point of the group "syngap.loggers": a `Logger`, made without
 arguments.
@@ -31,6 +32,7 @@ from syngap.registry import Registry
 __all__ = ["Begun", "Following", "Logger", "MLflow", "TensorBoard", "WandB", "registry", "values"]
 
 _LOOK_EVERY = 2.0  # seconds
+_PATIENCE = 30.0  # seconds for an answer, once the runs have ended
 _SEEN = "accuracy/seen"
 _PARAMETERS, _METRICS = 100, 1000  # that MLflow takes at a time
 
@@ -54,7 +56,8 @@ class Begun:
     Args:
         folder: of the run.
         config: the whole of its config.yaml.
-        identity: 16 letters and digits; the same however often it is resumed, another with --fresh.
+        identity: 16 letters and digits; the same however often the run is resumed and wherever its
+            folder is moved, another with --fresh.
     """
 
     folder: Path
@@ -219,48 +222,89 @@ class Following:
     """
 
     def __init__(self, out: Path, names: Sequence[str], say: Callable[[str], None]) -> None:
-        self._out, self._say = out, say
-        self._loggers: dict[str, Logger] = {name: registry.get(name)() for name in names}
-        self._followed: dict[tuple[Path, str], _Followed] = {}
-        self._failed: dict[str, str] = {}
+        self._say = say
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="loggers", daemon=True)
+        self._followers = [_Follower(name, out, self._stop) for name in names]
 
     def __enter__(self) -> Following:
-        self._thread.start()
+        for follower in self._followers:
+            follower.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
-        for name, reason in self._failed.items():
-            self._say(f"logger {name}: stopped ({reason}); with --resume it catches up")
+        stopped = time.monotonic()
+        for follower in self._followers:
+            follower.join(stopped)
+            if follower.failed:
+                reason = f"stopped ({follower.failed}); with --resume it catches up"
+                self._say(f"logger {follower.name}: {reason}")
+
+
+class _Follower:
+    """A logger at work in its own thread, until `stop` is set and all is logged.
+
+    Args:
+        name: of the logger.
+        out: the folder of the runs.
+        stop: is set once they have ended.
+    """
+
+    def __init__(self, name: str, out: Path, stop: threading.Event) -> None:
+        self.name, self.failed = name, ""
+        self._out, self._stop = out, stop
+        self._logger: Logger = registry.get(name)()
+        self._followed: dict[Path, _Followed] = {}
+        self._answered = 0.0
+        self._thread = threading.Thread(target=self._follow, name=f"logger {name}", daemon=True)
+        self.start = self._thread.start
+
+    def join(self, stopped: float) -> None:
+        """Wait for its end as long as it answers: there may be much to catch up with."""
+        while self._thread.is_alive():
+            left = max(stopped, self._answered) + _PATIENCE - time.monotonic()
+            if left <= 0:
+                self.failed = f"no answer in {_PATIENCE:g} seconds"
+                return
+            self._thread.join(left)
+
+    def look(self, *, last: bool = False) -> None:
+        """Log what is new."""
+        for status in sorted(self._out.glob("*/status.json")):  # the last of what a run begins with
+            if not self.failed:
+                self._look_at(status.parent, last)
 
     def _follow(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):
-            self._look()
-        self._look(last=True)
+            self.look()
+        self.look(last=True)
 
-    def _look(self, *, last: bool = False) -> None:
-        for status in sorted(self._out.glob("*/status.json")):  # the last of what a run begins with
-            for name in [name for name in self._loggers if name not in self._failed]:
-                self._look_at(status.parent, name, last)
-
-    def _look_at(self, folder: Path, name: str, last: bool) -> None:
+    def _look_at(self, folder: Path, last: bool) -> None:
         try:
-            if (folder, name) not in self._followed:
-                self._followed[folder, name] = _Followed(self._loggers[name], _begun(folder))
-            self._followed[folder, name].look(last=last)
+            if folder not in self._followed:
+                run = _begun(folder)
+                self._followed[folder] = _Followed(self._logger, run, self._note_answer)
+            self._followed[folder].look(last=last)
         except Exception as error:  # whatever it is, the runs are worth more
-            self._failed[name] = " ".join(f"{type(error).__name__}: {error}".split())
+            self.failed = " ".join(f"{type(error).__name__}: {error}".split())
+
+    def _note_answer(self) -> None:
+        self._answered = time.monotonic()
 
 
 class _Followed:
-    """A run that a logger follows: each line of metrics.jsonl is logged once."""
+    """A run that a logger follows: each line of metrics.jsonl is logged once.
 
-    def __init__(self, logger: Logger, run: Begun) -> None:
-        self._logger, self._run, self._offset = logger, run, 0
+    Args:
+        logger: takes it.
+        run: that it is.
+        answered: is called whenever the logger has taken something.
+    """
+
+    def __init__(self, logger: Logger, run: Begun, answered: Callable[[], None]) -> None:
+        self._logger, self._run, self._answered, self._offset = logger, run, answered, 0
         self._reached = logger.begin(run)
+        answered()
 
     def look(self, *, last: bool) -> None:
         if self._reached == math.inf:
@@ -270,9 +314,11 @@ class _Followed:
             if line["step"] > self._reached:  # else written again after a resume
                 self._logger.log(self._run, line["step"], values(line))
                 self._reached = line["step"]
+                self._answered()
         if state == "done" or last:
             self._logger.end(self._run, state)
             self._reached = math.inf
+            self._answered()
 
     def _lines(self) -> list[dict[str, Any]]:
         """Return the lines since the last time, or all of them where some were cut off."""
@@ -310,9 +356,9 @@ def values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _begun(folder: Path) -> Begun:
-    started = read_environment(folder).get("started", "")
-    identity = hashlib.sha256(f"{folder.absolute()} {started}".encode()).hexdigest()[:16]
-    return Begun(folder, read_yaml(folder / "config.yaml"), identity)
+    config = read_yaml(folder / "config.yaml")
+    what = json.dumps([folder.name, config, read_environment(folder)], sort_keys=True)
+    return Begun(folder, config, hashlib.sha256(what.encode()).hexdigest()[:16])
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
