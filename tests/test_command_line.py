@@ -170,6 +170,7 @@ def test_files_that_are_no_experiment(
         ("model.name=mpl", 'model.name: unknown model "mpl"; did you mean "mlp"?'),
         ("model.hiden=[3]", 'model.hiden: unknown option; did you mean "hidden"?'),
         ("methods.err.lr=1", 'methods.err: unknown; did you mean "er"?'),
+        ("methods.lr=1", "methods.lr: unknown; expected methods.ROW.lr, rows are sgd, er"),
         ("methods.er.method=syngpa", 'methods.er: unknown method "syngpa"; did you mean "syngap"?'),
         ("methods.er.bufer=5", 'methods.er.bufer: unknown option; did you mean "buffer"?'),
         ("methods.er.lr=fast", 'methods.er.lr: got "fast", expected a positive number'),

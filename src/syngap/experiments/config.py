@@ -293,8 +293,8 @@ def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
     for row, options in rows.items():
         new = isinstance(options, dict) and "method" in options
         if not new and str(row) not in (*known, *methods.registry.names()):
-            hint = nearest(str(row), known) or f"; there are {', '.join(map(named, known))}"
-            raise UserError(f"methods.{named(row)}: unknown{hint}")
+            rows_are = f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}"
+            raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
 
 
 def parsed(text: str, where: str) -> Any:
