@@ -44,16 +44,16 @@ def train(model: nn.Module, rank: int, of: int) -> list[Tensor]:
     return [part.full_tensor() if hasattr(part, "full_tensor") else part for part in found]
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    rank, of = dist.get_rank(), dist.get_world_size()
+def compare(rank: int, of: int) -> None:
     alone = train(network(), 0, 1)
     for model in (DistributedDataParallel(network()), sharded(network())):
         torch.testing.assert_close(train(model, rank, of), alone, rtol=1e-4, atol=1e-6)
         if rank == 0:
             print(f"{type(model).__name__}, {of} processes: as one process with the whole batch")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    compare(dist.get_rank(), dist.get_world_size())
+    dist.barrier()
+    dist.destroy_process_group()

@@ -54,7 +54,19 @@ def test_example(name: str, tmp_path: Path) -> None:
         capture_output=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 or _was_aborted_at_its_end(done), done.stdout + done.stderr
+
+
+def _was_aborted_at_its_end(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether two processes had come to their end when a thread of gloo did not join.
+
+    On a loaded machine that happens to torch 2.13 now and then, some time after the last line.
+    """
+    return (
+        "terminate called without an active exception" in done.stderr
+        and "AssertionError" not in done.stderr
+        and done.stdout.count("2 processes: as one process with the whole batch") == 2
+    )
 
 
 @pytest.mark.parametrize("name", NEEDS)
