@@ -41,34 +41,29 @@ RATE = 1e-2
 Batch = dict[str, Tensor]
 
 
-def decoder(attention_dropout: float = 0.1) -> Any:
-    """A language model, always with the same weights."""
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+def made(kind: Any, config: Any) -> Any:
+    """A model that has the same weights always."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=8,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            attention_dropout=attention_dropout,
-            max_position_embeddings=LENGTH,
-        )
-        return LlamaForCausalLM(config)
+        return kind(config)
+
+
+def decoder(attention_dropout: float = 0.1) -> Any:
+    own = {"attention_dropout": attention_dropout, "max_position_embeddings": LENGTH}
+    return made(LlamaForCausalLM, LlamaConfig(**SMALL, **own))
 
 
 def encoder(**options: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=8,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            **options,
-        )
-        return BertForSequenceClassification(config)
+    return made(BertForSequenceClassification, BertConfig(**SMALL, **options))
 
 
 def text(rows: int = 32, padded: int = 0) -> list[Batch]:

@@ -178,7 +178,7 @@ class SynGAPCallback(Callback):
         self._step = trainer.global_step
         self._batches += 1
         for optimizer in self._silent:
-            if _steps(optimizer) and not _has_importance(optimizer):
+            if _steps(optimizer) and not optimizer.has_importance:
                 before = "" if pl_module.automatic_optimization else " before manual_backward"
                 raise MisconfigurationException(
                     "SynGAP took a step and has observed nothing yet: call "
@@ -238,7 +238,7 @@ class SynGAPCallback(Callback):
             if index in self._drawn:
                 generator.set_state(self._drawn[index])
         self._drawn = {}
-        if pl_module in _trained and not any(map(_has_importance, self._optimizers)):
+        if pl_module in _trained and not any(one.has_importance for one in self._optimizers):
             rank_zero_warn(
                 f"this {type(pl_module).__name__} was trained before, and its SynGAP optimizer is "
                 "a new one that knows nothing of it: make the optimizer once, in __init__, and "
@@ -267,7 +267,3 @@ class SynGAPCallback(Callback):
 
 def _steps(optimizer: SynGAP) -> int:
     return int(optimizer.param_groups[0]["steps"])
-
-
-def _has_importance(optimizer: SynGAP) -> bool:
-    return optimizer.summary()["importance/mean"] > 0.0

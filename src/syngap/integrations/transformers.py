@@ -54,7 +54,6 @@ class SynGAPTrainer(Trainer):
     ) -> None:
         self._gate_options = dict(gate or {})
         self._observes = observe
-        self._has_looked = False
         self._observed_at = -1  # the step that the last observation was for
         super().__init__(*args, **kwargs)
         if self._gate_options and isinstance(self.optimizer, SynGAP):
@@ -100,8 +99,11 @@ class SynGAPTrainer(Trainer):
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         learns = model.training and torch.is_grad_enabled()
-        if learns and not self._observes:
-            self._check_importance()
+        if learns and not self._observes and not self.gate.has_importance:
+            raise RuntimeError(
+                "with observe=False nothing is known to protect: call trainer.consolidate(dataset) "
+                "before train()"
+            )
         if learns and self._observes and self.gate.is_due():
             if self._observed_at != self.state.global_step:
                 self.gate.discard()  # what a skipped step left: the Trainer clears gradients alone
@@ -172,15 +174,6 @@ class SynGAPTrainer(Trainer):
             return prediction[mask]
 
         self.gate.consolidate(self.model, self.get_test_dataloader(dataset), predict=predict)
-
-    def _check_importance(self) -> None:
-        """Refuse, once, to train where there is no importance and never will be."""
-        if not self._has_looked and not self.gate.summary()["importance/mean"] > 0:
-            raise RuntimeError(
-                "with observe=False nothing is known to protect: call trainer.consolidate(dataset) "
-                "before train()"
-            )
-        self._has_looked = True
 
     def _is_decoder(self) -> bool:
         generates = getattr(self.model, "can_generate", None)

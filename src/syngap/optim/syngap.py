@@ -339,6 +339,11 @@ class SynGAP(Optimizer):
         return self._by_name([self._importance_of(param) for param in self._params()])
 
     @property
+    def has_importance(self) -> bool:
+        """Whether anything was observed yet, or consolidated, or loaded: else the gate is even."""
+        return self._has_observed
+
+    @property
     def generator(self) -> torch.Generator | None:
         """What labels are drawn from; None is torch's own."""
         return self._estimator.generator
