@@ -30,7 +30,7 @@ DOCUMENTS = README.md results/README.md docs/*.md
 
 results: $(VENV)/.installed ## put the numbers and figures of results/ into README and docs
 	@"$(BIN)/syngap" fill $(DOCUMENTS)
-	@"$(BIN)/syngap" report results/short-batches-cifar100 --figures docs/figures > /dev/null
+	@"$(BIN)/syngap" report results/table1-cifar100-shared --figures docs/figures > /dev/null
 	@"$(BIN)/syngap" report results/digits --figure docs/demo.svg --figures build/figures > /dev/null
 	@cp build/figures/landscape.svg docs/figures/landscape-digits.svg
 

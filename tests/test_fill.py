@@ -461,7 +461,7 @@ def test_the_figures_of_the_documentation_are_those_of_the_results(tmp_path: Pat
     accuracy_figure(results.runs("digits"), tmp_path / "demo.svg")
     landscapes = read_landscapes(ROOT / "results" / "digits")
     landscape_figure(landscapes, tmp_path / "landscape-digits.svg")
-    written, _ = every_figure(results.runs("short-batches-cifar100"), [], tmp_path)
+    written, _ = every_figure(results.runs("table1-cifar100-shared"), [], tmp_path)
     for path in (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", *written):
         there = ROOT / "docs" / ("" if path.stem == "demo" else "figures") / path.name
         assert path.read_bytes() == there.read_bytes(), f"`make results` draws {there} again"
