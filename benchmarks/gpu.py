@@ -35,7 +35,12 @@ def make(name: str, batch: int, capturable: bool) -> Step:
     else:
         estimator = "exact" if "exact" in name else "sampled"
         optimizer = SynGAP(
-            model.parameters(), lr=rate, capturable=capturable, estimator=estimator, model=model
+            model.parameters(),
+            lr=rate,
+            capturable=capturable,
+            estimator=estimator,
+            every=1,
+            model=model,
         )
 
     def step() -> None:

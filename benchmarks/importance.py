@@ -41,7 +41,7 @@ def base(model: nn.Module, batch: int) -> Case:
 
 def syngap(model: nn.Module, batch: int, estimator: str) -> Case:
     x, y = data(batch)
-    optimizer = SynGAP(model.parameters(), lr=0.1, estimator=estimator, model=model)
+    optimizer = SynGAP(model.parameters(), lr=0.1, estimator=estimator, every=1, model=model)
 
     def run() -> None:
         logits = model(x)

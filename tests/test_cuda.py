@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from learning import CASES as METHODS
 from learning import beginning, picture_tasks, weights
 from notebook import Interrupted, Notebook
+from PIL import Image
+from tiny import job, results
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syngap import SynGAP
+from syngap import SynGAP, methods
+from syngap.experiments.engine import Event, run_local
+from syngap.experiments.run import Job
+from syngap.methods import Method
 from syngap.methods.er import ER
 from syngap.methods.syngap import SynGAP as SynGAPMethod
-from syngap.streams import Stream
+from syngap.streams import InMemory, Split, Stream, Tasks
 from syngap.streams.stream import Batch
 from syngap.training import train
+from syngap.training.loop import stepping
+from syngap.training.watch import Watch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -332,3 +341,209 @@ def test_a_captured_run_goes_on_from_its_checkpoint() -> None:
     again = train(stream, begin, Notebook(checkpoint=broken.checkpoint))
     for name, value in weights(whole).items():
         torch.testing.assert_close(weights(again)[name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+# The same bits with training.deterministic, in processes of their own -----------------------------
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six folders of noisy pictures; they are shifted and mirrored while training."""
+    root = tmp_path_factory.mktemp("images")
+    chance = np.random.default_rng(0)
+    for label, ideal in enumerate(chance.integers(256, size=(6, 16, 16, 3))):
+        (root / str(label)).mkdir()
+        for number in range(80):
+            noisy = (ideal + chance.integers(-60, 61, size=ideal.shape)).clip(0, 255)
+            Image.fromarray(noisy.astype(np.uint8)).save(root / str(label) / f"{number}.png")
+    return root
+
+
+def repeating(folder: Path, images: Path, row: str, *settings: str) -> Job:
+    options = "lr: 0.05" if row in ("sgd", "sgdm", "joint") else "lr: 0.01, buffer: 30, replay: 8"
+    options = "lr: 0.001" if row in ("adam", "ballistic") else options
+    return job(
+        folder,
+        f"stream={{name: folder, path: {images}, tasks: 3, batch: 8, epochs: 15}}",
+        "model={name: resnet18, width: 8}",
+        "training={device: cuda, deterministic: true, evaluate_every: 100}",
+        "training.checkpoint_seconds=0.2",
+        f"methods.{row}={{{options}}}",
+        *settings,
+        row=row,
+    )
+
+
+def finished(*jobs: Job, workers: int) -> None:
+    events: list[Event] = []
+    run_local(jobs, workers, events.append)
+    assert [event.message for event in events if event.kind == "failed"] == []
+
+
+def interrupted(broken: Job) -> None:
+    """Leave a run as a kill does, between two checkpoints."""
+
+    def pull_the_plug(event: Event) -> None:
+        assert event.kind not in ("done", "failed"), event.message or "it ended too early"
+        if event.kind == "step" and any((broken.folder / "checkpoint").glob("step-*")):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run_local([broken], 1, pull_the_plug)
+
+
+@pytest.fixture
+def no_quiet_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In worker processes, steps that cannot be captured are an error."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error:steps are not captured:UserWarning")
+
+
+@pytest.mark.usefixtures("no_quiet_failures")
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        ("er", []),
+        ("derpp", []),
+        ("syngap", []),
+        ("syngap", ["training.precision=bf16", "methods.syngap.estimator=exact"]),
+    ],
+    ids=["er", "derpp", "syngap", "syngap exact bf16"],
+)
+def test_a_deterministic_run_repeats_bit_for_bit_also_when_it_was_interrupted(
+    row: str, settings: list[str], captured: bool, images: Path, tmp_path: Path
+) -> None:
+    how = f"training.captured={str(captured).lower()}"
+    once, again, broken = (
+        repeating(tmp_path / name, images, row, how, *settings)
+        for name in ("once", "again", "broken")
+    )
+    interrupted(broken)
+    finished(broken, once, again, workers=3)
+    assert results(once.folder) == results(again.folder)
+    assert results(once.folder) == results(broken.folder)
+
+
+@pytest.mark.usefixtures("no_quiet_failures")
+def test_deterministic_runs_of_every_method_repeat_bit_for_bit(
+    images: Path, tmp_path: Path
+) -> None:
+    rows = methods.registry.names()
+    jobs = [
+        repeating(tmp_path / f"{time}-{row}", images, row, "stream.epochs=2")
+        for time in ("once", "again")
+        for row in rows
+    ]
+    finished(*jobs, workers=5)
+    for row in rows:
+        assert results(tmp_path / f"once-{row}") == results(tmp_path / f"again-{row}"), row
+
+
+# Numbers that are not finite ----------------------------------------------------------------------
+
+
+def with_a_bad_sample(per_class: int) -> tuple[Stream, int]:
+    """Pictures of which one is not a number, and the step at which it comes."""
+    tasks = picture_tasks(per_class=per_class, augments=False)
+    train_split, test = tasks.train, tasks.test
+    x = train_split.samples.take(torch.arange(len(train_split.labels))).float() / 255
+    x[len(x) // 2] = torch.nan
+    good = test.samples.take(torch.arange(len(test.labels))).float() / 255
+    stream = Stream(
+        Tasks(
+            Split(InMemory(x), train_split.labels, train_split.task),
+            Split(InMemory(good), test.labels, test.task),
+            tasks.classes,
+        ),
+        batch=4,
+        epochs=1,
+    )
+    (at,) = [step for step in range(len(stream)) if stream[step].x.isnan().any()]
+    return stream.to(torch.device("cuda")), at + 1
+
+
+def is_finite(state: dict[str, Tensor]) -> bool:
+    return all(bool(value.isfinite().all()) for value in state.values())
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+@pytest.mark.parametrize("case", ["sgd", "er", "ewcpp", "syngap"])
+def test_a_run_names_the_first_step_that_was_not_finite_and_keeps_nothing_of_it(
+    case: str, captured: bool
+) -> None:
+    stream, at = with_a_bad_sample(per_class=40)
+    journal = Notebook(keep_every=9)
+    begin = beginning(case, stream, device="cuda", captured=captured)
+    with pytest.raises(FloatingPointError, match=rf"of step {at} of \d+, task \d of 3,"):
+        train(stream, begin, journal, evaluate_every=5)
+    assert all(saved < at for saved in journal.saved)
+    assert all(evaluation.step < at for evaluation in journal.evaluations)
+    kept = journal.load()
+    assert kept is None or is_finite(kept["method"]["learner"]["model"])
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_a_captured_run_at_an_absurd_rate_ends_with_the_step_and_another_rate(case: str) -> None:
+    stream = Stream(picture_tasks(per_class=13), 0, batch=4, epochs=2)
+    begin = beginning(case, stream, device="cuda", captured=True)
+
+    def absurd() -> Method:
+        method = begin()
+        for group in method.optimizer.param_groups:
+            group["lr"] = 1e30
+        return method
+
+    stream = stream.presented(begin().sees).to(torch.device("cuda"))
+    journal = Notebook(keep_every=5)
+    with pytest.raises(FloatingPointError, match=r"it is 1e\+30, try 0"):
+        train(stream, absurd, journal)
+    kept = journal.load()
+    assert kept is None or is_finite(kept["method"]["learner"]["model"])
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_looking_for_numbers_that_are_not_finite_waits_for_no_gpu() -> None:
+    stream = Stream(picture_tasks(per_class=80), 0, batch=2, epochs=1).to(torch.device("cuda"))
+    method = beginning("er", stream, device="cuda", captured=True)()
+    take, watch, warm = stepping(method), Watch(method, stream, 0), 12
+    batches = [stream[step] for step in range(140)]
+    for step, batch in enumerate(batches[:warm], 1):
+        watch.step(take, batch, step)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step, batch in enumerate(batches[warm:], warm + 1):
+            watch.step(take, batch, step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    watch.look(140)
+
+
+@pytest.mark.filterwarnings("ignore:steps are not captured")
+@pytest.mark.parametrize("case", ["er", "syngap", "syngap-exact", "ewcpp", "derpp"])
+def test_a_bad_batch_is_skipped_on_a_gpu(case: str) -> None:
+    stream, at = with_a_bad_sample(per_class=13)
+    begin = beginning(case, stream, device="cuda", captured=True, non_finite="skip")
+    journal = Notebook()
+    method = train(stream, begin, journal)
+    assert journal.told[-1][1]["skipped"] == 1
+    assert all(value.isfinite().all() for value in method.lasting())
+    other = beginning(case, stream, device="cuda")()
+    for step in range(len(stream)):
+        if step + 1 != at:
+            other.step(stream[step])
+    for name, value in weights(other).items():
+        torch.testing.assert_close(weights(method)[name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_that_are_not_finite_move_nothing_on_a_gpu(fused: bool) -> None:
+    param = nn.Parameter(torch.randn(300, 300, device="cuda"))
+    before = param.detach().clone()
+    param.grad = torch.randn_like(param)
+    param.grad[7, 7] = torch.inf
+    skipping = SynGAP([param], lr=0.1, momentum=0.9, fused=fused, non_finite="skip")
+    skipping.step()
+    assert skipping.skipped == 1
+    with pytest.raises(FloatingPointError, match="gradients of step 1"):
+        SynGAP([param], lr=0.1, momentum=0.9, fused=fused).step()
+    assert torch.equal(param, before)

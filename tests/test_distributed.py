@@ -538,6 +538,26 @@ def test_fsdp_may_accumulate_without_synchronising(fsdp: Results) -> None:
         assert_outcome(result, alone(syngap()))
 
 
+def spoilt_in_one(rank: int) -> Any:
+    model = shard(build())
+    optimizer = syngap(non_finite="skip")(model)
+    train(model, optimizer, rank, steps=range(1))
+    before = outcome(optimizer)
+    if rank:
+        next(model.parameters()).grad.to_local().fill_(torch.inf)
+    optimizer.step()
+    return before, outcome(optimizer), optimizer.skipped
+
+
+FSDP["spoilt-in-one"] = spoilt_in_one
+
+
+def test_fsdp_skips_a_step_in_all_processes_or_in_none(fsdp: Results) -> None:
+    for before, after, skipped in fsdp["spoilt-in-one"]:
+        assert skipped == 1
+        assert_same_bits(after, before)
+
+
 def bfloat16(rank: int) -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

@@ -92,7 +92,9 @@ def definition(case: Case, hold_statistics: bool) -> Values:
 def expectation(case: Case, estimator: str) -> tuple[Values, int]:
     """The mean of the optimizer's estimate over all labels, and the number of predictions."""
     model, x = case.build()
-    optimizer = SynGAP(model.parameters(), lr=0.0, retention=0.0, estimator=estimator, model=model)
+    optimizer = SynGAP(
+        model.parameters(), lr=0.0, retention=0.0, estimator=estimator, every=1, model=model
+    )
     each = [
         case.outcomes(output.detach())
         for output, _ in predictions(model, x, case.event_dim, hold_statistics=False)
@@ -157,7 +159,9 @@ def test_true_labels_do_not_give_the_fisher_diagonal(case: str) -> None:
 def test_an_event_of_several_dimensions_is_one_prediction(estimator: str) -> None:
     """A distribution over vectors: M counts the vectors, and the scores are theirs."""
     model, x = Case(plain(2), (4, 2)).build()
-    optimizer = SynGAP(model.parameters(), lr=0.0, retention=0.0, estimator=estimator, model=model)
+    optimizer = SynGAP(
+        model.parameters(), lr=0.0, retention=0.0, estimator=estimator, every=1, model=model
+    )
     mean = zeros(model)
     signs = list(itertools.product((-1.0, 1.0), repeat=8))
     for sign in signs:

@@ -84,7 +84,10 @@ class Display:
             return f"{counted}  {event.job.name:<20} done, but {error}{left}"
         accuracy = sum(run.accuracy[-1]) / len(run.accuracy[-1])
         seconds = run.status["seconds"]
-        return f"{counted}  {event.job.name:<20} ACC {accuracy:5.1f}  {seconds:6.1f} s{left}"
+        last = run.summaries[max(run.summaries)] if run.summaries else {}
+        skipped = f"  {last['skipped']:.0f} steps skipped" if last.get("skipped") else ""
+        found = f"ACC {accuracy:5.1f}  {seconds:6.1f} s{skipped}"
+        return f"{counted}  {event.job.name:<20} {found}{left}"
 
     def _left(self) -> str:
         reached = sum(self._reached.values())

@@ -60,5 +60,10 @@ class DERpp(ER):
         self.memory.add(x=batch.x, y=batch.y, logits=self._said)
         self._said = None
 
+    def undo(self) -> None:
+        """Forget also what the network said."""
+        super().undo()
+        self._said = None
+
     def _draws(self) -> list[dict[str, Tensor]]:
         return [self.memory.draw(self.replay) for _ in range(2)] if len(self.memory) else []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from syngap.methods.er import ER
 from syngap.methods.learner import Learner
@@ -52,7 +54,7 @@ class EWCpp(ER):
     def learn(self, batch: Batch) -> None:
         """Learn from one batch: the penalty's gradient joins that of the cross-entropy by hand."""
         self.optimizer.zero_grad()
-        self.loss(batch).backward()  # type: ignore[no-untyped-call]
+        self.backward(self.loss(batch))
         self._observe_and_pull()
         self.optimizer.step()
         self.remember(batch)
@@ -62,6 +64,11 @@ class EWCpp(ER):
         self.steps += 1
         if self.steps % self.interval == 0:
             self._consolidate()
+
+    def lasting(self) -> Iterable[Tensor]:
+        """Add F, its recent part, the anchor and what pulls towards it."""
+        yield from super().lasting()
+        yield from (*self.fisher, *self.recent, *self.anchor, *self.pull)
 
     @torch.no_grad()
     def _observe_and_pull(self) -> None:

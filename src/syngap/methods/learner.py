@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from syngap import seeds
+from syngap.methods.guard import Guard
+from syngap.optim.finite import NonFinite
 
-__all__ = ["Learner", "Precision"]
+__all__ = ["Learner", "NonFinite", "Precision"]
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 Prepare: TypeAlias = Callable[[Tensor, torch.Generator | None], Tensor]
@@ -28,6 +31,11 @@ class Learner:
         precision: "bf16" runs the network under autocast; parameters and loss stay float32.
         captured: whether steps are to be captured in CUDA graphs, in which no one can look at
             values.
+        non_finite: what is done with a loss that is NaN or infinite: "raise", or "skip" the step,
+            which needs a look at every gradient, and so steps that are not captured.
+
+    Attributes:
+        guard: looks.
 
     Examples:
         >>> learner = Learner(nn.Linear(2, 3), lambda x, generator: x / 255)
@@ -44,9 +52,16 @@ class Learner:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         captured: bool = False,
+        non_finite: NonFinite = "raise",
     ) -> None:
         self.device, self.precision = torch.device(device), precision
-        self.captured = captured
+        self.guard = Guard(self.device, non_finite)
+        self.captured = captured and non_finite != "skip"
+        if captured and not self.captured:
+            warnings.warn(
+                "steps are not captured: non_finite: skip looks at the gradients of each",
+                stacklevel=2,
+            )
         self.model = model.to(self.device).train()
         # Tensor cores read channels last: in the usual order two fifths of a ResNet's time on a GPU
         # goes into turning tensors around.
@@ -54,7 +69,8 @@ class Learner:
         if self._last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._prepare, self._seed = prepare, seed
-        self._augmentation = seeds.generator(seed, "augmentation", self.device)
+        self._sources: list[torch.Generator] = []
+        self._augmentation = self.generator("augmentation", self.device)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return float32 logits for learning: augmented, in training mode."""
@@ -75,7 +91,23 @@ class Learner:
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a new source of random numbers, its seed drawn from the run's."""
-        return seeds.generator(self._seed, purpose, device)
+        source = seeds.generator(self._seed, purpose, device)
+        self._sources.append(source)
+        return source
+
+    def held(self) -> Callable[[], None]:
+        """Return what brings buffers and random numbers back to where they are now."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        drawn = [(source, source.get_state()) for source in self._sources]
+
+        @torch.no_grad()
+        def bring_back() -> None:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+            for source, state in drawn:
+                source.set_state(state)
+
+        return bring_back
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that training changes here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -55,9 +55,22 @@ class Method:
     def learn(self, batch: Batch) -> None:
         """Learn from one batch. On a GPU this may be captured once and replayed from then on."""
         self.optimizer.zero_grad()
-        self.loss(batch).backward()  # type: ignore[no-untyped-call]
+        self.backward(self.loss(batch))
         self.optimizer.step()
         self.remember(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Leave the gradients of a loss, and stop where they or it are not finite.
+
+        A method with a `learn` of its own calls this before it changes anything.
+        """
+        self.learner.guard.saw(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.learner.guard.saw_gradients(self.learner.parameters)
+
+    def undo(self) -> None:
+        """Forget what a `learn` began that did not come to its step."""
+        self.optimizer.zero_grad()
 
     def between(self) -> None:
         """Do what is done now and then, and count; always run as it stands."""
@@ -71,6 +84,12 @@ class Method:
 
     def replayed(self) -> None:
         """Count, as `learn` would have counted: it was replayed."""
+
+    def lasting(self) -> Iterable[Tensor]:
+        """Return what must stay finite: the network, and what the optimizer keeps of it."""
+        yield from self.learner.model.state_dict().values()
+        for state in self.optimizer.state_dict()["state"].values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def summary(self) -> dict[str, float]:
         """Return numbers to log about the method itself."""

@@ -57,7 +57,7 @@ class SynGAP(ER):
         ambient: NonNegative = 0.01,
         scope: Literal["network", "tensor"] = "network",
         estimator: Literal["sampled", "exact", "empirical"] = "sampled",
-        every: Count = 1,
+        every: Count = 16,
         warmup: Natural = 200,
         bounded: bool = True,
         compact: bool = False,
@@ -78,6 +78,7 @@ class SynGAP(ER):
             "warmup": warmup,
             "bounded": bounded,
             "compact": compact,
+            "non_finite": None,  # the learner's guard looks, for every method alike
             "generator": self.labels,
             "model": learner.model,
         }
@@ -95,6 +96,11 @@ class SynGAP(ER):
         logits = self.learner.predict(x)
         self.optimizer.observe(logits, targets=y if self.true_labels else None)
         return cross_entropy(logits, y)
+
+    def undo(self) -> None:
+        """Forget also what was observed."""
+        self.optimizer.discard()
+        super().undo()
 
     def phase(self) -> Hashable:
         """Return whether importance is observed in the next step, and how far it moves on."""

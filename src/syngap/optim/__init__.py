@@ -9,6 +9,7 @@ Where to find what, in the order of a step:
   `means`: μ; `plasticity`: the mask
 - `wrapped`: the gate in front of another optimizer; `ballistic`: a baseline
 - `compact`: importance in two bytes
+- `finite`: gradients that are not; `errors`: what is raised then
 - `consolidation`, `states`, `summary`, `options`, `precision`, `notices`: inputs without labels,
   states from checkpoints and of grown parameters, numbers to log, checks, types, warnings
 """

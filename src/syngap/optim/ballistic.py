@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim.precision import accumulator, wide
+from syngap.optim.states import VERSION, check_version
 
 __all__ = ["Ballistic"]
 
@@ -63,6 +64,7 @@ class Ballistic(Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "maximize": maximize,
+            "version": VERSION,
         }
         super().__init__(params, defaults)
 
@@ -87,7 +89,10 @@ class Ballistic(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave; s keeps its precision whatever θ's is."""
+        check_version(state_dict["param_groups"])
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["version"] = VERSION
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         own = [param for group in self.param_groups for param in group["params"]]
         for index, param in zip(saved, own, strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
+from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.importance import SCALE, Prediction, read_prediction, score_sums
 from syngap.optim.notices import Notices
@@ -90,8 +91,12 @@ class Estimator:
         mask: Tensor | None = None,
         labelled: bool = True,
         check: bool = True,
+        leave_out: bool = False,
     ) -> Observation | None:
-        """Return the estimate of one forward pass, None where it overflowed."""
+        """Return the estimate of one forward pass, None where it overflowed.
+
+        A prediction that is not finite itself is refused, or with `leave_out` also None.
+        """
         if not params:
             raise RuntimeError("every parameter of this optimizer is frozen: nothing to observe")
         if self.name != "empirical" or not labelled:
@@ -102,9 +107,20 @@ class Estimator:
             self._suspect_probabilities(prediction)
         group = distributed.find_group(self.process_group, self.model)
         with distributed.independent_draws(group, self.generator, params[0].device) as generator:
-            read = read_prediction(
-                prediction, targets=targets, mask=mask, generator=generator, check=check
-            )
+            # Processes go on together: what is not finite in one is not in their sum.
+            alone = group is None or not leave_out
+            try:
+                read = read_prediction(
+                    prediction,
+                    targets=targets,
+                    mask=mask,
+                    generator=generator,
+                    check=check and alone,
+                )
+            except NotFiniteError:
+                if leave_out:
+                    return None
+                raise
         if group is not None:
             # A process may bring a batch of nothing but padding, if another brings more.
             read = read.pooled(distributed.total(read.count, params[0].device, group))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from syngap.optim.errors import NotFiniteError
 from syngap.optim.precision import wide
 
 __all__ = ["SCALE", "Prediction", "read_prediction", "sample_labels", "score_sums"]
@@ -127,7 +128,7 @@ def _read_logits(
     # The largest logit of a row is finite unless one is NaN or +inf or all are -inf; single -inf
     # are how classes are ruled out.
     if check and not logits.detach().amax(dim=-1).isfinite().all():
-        raise ValueError(
+        raise NotFiniteError(
             f"logits must be finite, or -inf for classes ruled out, got {_count_bad(logits)}"
         )
     if targets is None:
@@ -175,7 +176,7 @@ def _read_distribution(
     _require_graph(log_prob)
     _require_mask(mask, log_prob.shape)
     if check and not torch.isfinite(log_prob).all():
-        raise ValueError(f"log-probabilities must be finite, got {_count_bad(log_prob)}")
+        raise NotFiniteError(f"log-probabilities must be finite, got {_count_bad(log_prob)}")
     ones = torch.ones_like(log_prob).unsqueeze(-1)
     cotangent, count = _normalise(ones, log_prob.shape, mask, check)
     return Prediction(log_prob, cotangent.squeeze(-1), count)

@@ -12,10 +12,23 @@ from syngap.optim.compact import first_turn
 from syngap.optim.precision import accumulator, kept_in
 from syngap.optim.sharded import is_sharded
 
-__all__ = ["grown", "match", "require_growth", "restored"]
+__all__ = ["VERSION", "check_version", "grown", "match", "require_growth", "restored"]
+
+# Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
+VERSION = 1
 
 # How far rounding may carry a kept mean from the importance it is the mean of.
 _DRIFT = {False: 1e-3, True: 0.5}
+
+
+def check_version(groups: Sequence[dict[str, Any]]) -> None:
+    """Refuse the groups of a state_dict that a newer syngap gave."""
+    newest = max((group.get("version", 0) for group in groups), default=0)
+    if newest > VERSION:
+        raise ValueError(
+            f"the state_dict is of a newer syngap (version {newest}, this one reads {VERSION}): "
+            "upgrade syngap"
+        )
 
 
 def match(
@@ -23,6 +36,7 @@ def match(
 ) -> dict[Tensor, dict[str, Any]]:
     """Return the saved state by parameter, or say what does not fit."""
     saved = state_dict["param_groups"]
+    check_version(saved)
     saved_sizes = [len(group["params"]) for group in saved]
     own_sizes = [len(group["params"]) for group in groups]
     if saved_sizes != own_sizes:
@@ -36,7 +50,8 @@ def match(
             "optimizer behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
         )
     for theirs, ours in zip(saved, groups, strict=True):
-        if theirs.get("behind") != ours.get("behind"):
+        own = ours.get("behind")
+        if theirs.get("behind", own) != own:  # the first versions did not say
             raise ValueError(
                 f"the state_dict is of {_kind(theirs)}, and this optimizer is {_kind(ours)}"
             )

@@ -40,9 +40,16 @@ def describe(name: str, parts: Iterable[tuple[Tensor, int]]) -> dict[str, Tensor
     values = torch.cat([values for values, _ in known])
     weights = torch.cat([torch.full_like(v, numel / v.numel()) for v, numel in known])
     ordered, order = values.sort()
-    reached = weights[order].cumsum(0)
+    reached = _running_sums(weights[order])
     described = {f"{name}/mean": (values * weights).sum() / reached[-1]}
     for quantile in _QUANTILES:
         index = torch.searchsorted(reached, reached[-1:] * quantile).clamp(max=len(values) - 1)
         described[f"{name}/q{round(100 * quantile):02d}"] = ordered[index].squeeze(0)
     return described
+
+
+def _running_sums(values: Tensor) -> Tensor:
+    """Return `values.cumsum(0)`, for which a GPU has no kernel that is deterministic."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(0).to(values.device)
+    return values.cumsum(0)

@@ -30,7 +30,9 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from syngap.optim import distributed, sharded
 from syngap.optim.compact import first_turn, next_turn
 from syngap.optim.consolidation import Predict, Progress, predictions
+from syngap.optim.errors import NotFiniteError
 from syngap.optim.estimator import Estimator, EstimatorName
+from syngap.optim.finite import NonFinite, check_policy, spoilt
 from syngap.optim.means import Means
 from syngap.optim.notices import Notices
 from syngap.optim.observation import Observation, merged
@@ -44,7 +46,7 @@ from syngap.optim.options import (
 from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
 from syngap.optim.precision import accumulator, kept_in, wide
 from syngap.optim.schedule import Schedule
-from syngap.optim.states import grown, match, require_growth, restored
+from syngap.optim.states import VERSION, grown, match, require_growth, restored
 from syngap.optim.summary import describe, thinned
 from syngap.optim.update import Work, fold, update
 
@@ -56,6 +58,7 @@ __all__ = ["SynGAP"]
 Scope: TypeAlias = Literal["network", "tensor"]
 
 _MUCH_LARGER = 10.0
+_NAMED = 3  # parameters in a message
 
 
 class SynGAP(Optimizer):
@@ -102,6 +105,10 @@ class SynGAP(Optimizer):
         bounded: False replaces tanh by its argument (the paper's "unbounded linear" ablation).
         compact: keep importance in bfloat16, two bytes a parameter. It does not drift; rounding
             adds a noise of 3 % at retention 0.999, where estimates have as much or more.
+        non_finite: what `step` does about gradients that are NaN or infinite, before anything has
+            moved: "raise" an error that names the step, or "skip" the step and count it in
+            `skipped`. None does not look, for a loop that does. Importance that is not finite is
+            left out in any case.
         maximize: climb instead of descending.
         foreach: work on lists of tensors at a time; None decides by device.
         fused: large tensors by one kernel each, which reads every number once; None does so on a
@@ -149,10 +156,11 @@ class SynGAP(Optimizer):
         weight_decay: float = 0.0,
         scope: Scope = "network",
         estimator: EstimatorName = "sampled",
-        every: int = 1,
+        every: int = 16,
         warmup: int = 200,
         bounded: bool = True,
         compact: bool = False,
+        non_finite: NonFinite | None = "raise",
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -178,12 +186,15 @@ class SynGAP(Optimizer):
             "fused": fused,
             "capturable": capturable,
             "differentiable": differentiable,
+            "version": VERSION,
             "steps": 0,
+            "skipped": 0,
         }
         if fused and compact:
             raise ValueError("fused=True excludes compact=True")
+        check_policy(non_finite, capturable)
         chosen = Estimator(estimator, generator, model, process_group)
-        self._configure(chosen, Schedule(every, warmup), compact)
+        self._configure(chosen, Schedule(every, warmup), compact, non_finite)
         super().__init__(params, defaults)
 
     @classmethod
@@ -197,10 +208,11 @@ class SynGAP(Optimizer):
         ambient: float = 0.01,
         scope: Scope = "network",
         estimator: EstimatorName = "sampled",
-        every: int = 1,
+        every: int = 16,
         warmup: int = 200,
         bounded: bool = True,
         compact: bool = False,
+        non_finite: NonFinite | None = "raise",
         generator: torch.Generator | None = None,
         model: nn.Module | None = None,
         process_group: distributed.Group = "auto",
@@ -231,10 +243,13 @@ class SynGAP(Optimizer):
             "scope": scope,
             "bounded": bounded,
             "behind": type(optimizer).__name__,
+            "version": VERSION,
             "steps": 0,
+            "skipped": 0,
         }
         chosen = Estimator(estimator, generator, model, process_group)
-        return WrappedSynGAP(optimizer, defaults, chosen, Schedule(every, warmup), compact)
+        schedule = Schedule(every, warmup)
+        return WrappedSynGAP(optimizer, defaults, chosen, schedule, compact, non_finite)
 
     # The loop's two calls.
 
@@ -266,6 +281,7 @@ class SynGAP(Optimizer):
             targets=targets,
             mask=mask,
             check=not self._is_capturable(),
+            leave_out=self._non_finite == "skip",
         )
         self._observation = merged(self._observation, observation)
         self._grads_then = self._grads_now()
@@ -280,7 +296,7 @@ class SynGAP(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for work in self._begin_step():
+        for work in self._begin_step() or ():
             with torch.set_grad_enabled(work.options["differentiable"]):
                 update(work)
         return loss
@@ -344,6 +360,11 @@ class SynGAP(Optimizer):
         return self._has_observed
 
     @property
+    def skipped(self) -> int:
+        """How many steps were left out, as their gradients were not finite."""
+        return int(self.param_groups[0]["skipped"])
+
+    @property
     def generator(self) -> torch.Generator | None:
         """What labels are drawn from; None is torch's own."""
         return self._estimator.generator
@@ -365,6 +386,8 @@ class SynGAP(Optimizer):
     @torch.no_grad()
     def summary(self) -> dict[str, float]:
         """Return numbers to log: means and quantiles of the mask, overall and by tensor, and μ/λ.
+
+        With `non_finite="skip"` also how many steps were left out.
 
         Means of the mask and quantiles are taken over at most 1024 values of each tensor.
 
@@ -391,7 +414,8 @@ class SynGAP(Optimizer):
         summary: dict[str, float] = dict(zip(values, numbers, strict=True))
         damping = max(group["damping"] for group in self.param_groups)
         ratio = summary["importance/mean"] / damping if damping else math.inf
-        return summary | {"importance/mean_over_damping": ratio}
+        summary["importance/mean_over_damping"] = ratio
+        return summary | ({"skipped": self.skipped} if self._non_finite == "skip" else {})
 
     # Before and between.
 
@@ -509,8 +533,8 @@ class SynGAP(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its own options where given; its importance starts at zero."""
-        if self.param_groups:
-            param_group.setdefault("steps", self.param_groups[0]["steps"])
+        for count in ("steps", "skipped") if self.param_groups else ():
+            param_group.setdefault(count, self.param_groups[0][count])
         options = {**self.defaults, **param_group}
         check_options(options)
         check_own_options(options)
@@ -535,30 +559,39 @@ class SynGAP(Optimizer):
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)  # an option that the saving version did not have
+            group["version"] = VERSION
         self._observation = None
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
         self._estimator.record(self.is_due())
 
     def __getstate__(self) -> dict[str, Any]:
         """Give copy and pickle the attributes that torch's Optimizer would leave out."""
-        own = ("_estimator", "_schedule", "_compact", "_observation", "_has_observed", "_notices")
+        own = ["_estimator", "_schedule", "_compact", "_non_finite"]
+        own += ["_observation", "_has_observed", "_notices"]
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` gave, or that of a version which knew less."""
         if "_every" in state:
             state = {**state, "_schedule": Schedule(state["_every"], 0), "_compact": False}
-        super().__setstate__(state)
+        super().__setstate__({"_non_finite": None, **state})
         self._means = None
         self._grads_then = []
 
     # Inside.
 
-    def _configure(self, estimator: Estimator, schedule: Schedule, compact: bool) -> None:
+    def _configure(
+        self,
+        estimator: Estimator,
+        schedule: Schedule,
+        compact: bool,
+        non_finite: NonFinite | None,
+    ) -> None:
         check_compact(compact)
         self._estimator = estimator
         self._schedule = schedule
         self._compact = compact
+        self._non_finite = non_finite
         self._observation = None
         self._grads_then = []
         self._means = None
@@ -616,10 +649,39 @@ class SynGAP(Optimizer):
 
     # The step.
 
+    def _is_spoilt(self) -> bool:
+        """Return whether the step is to be left out; raise, if that was asked for.
+
+        Nothing has moved yet, and what was observed goes the way of the gradients.
+        """
+        if self._non_finite is None or self._is_capturable():
+            return False
+        bad = spoilt(self._trainable())
+        if not bad:
+            return False
+        self._observation = None
+        if self._non_finite == "skip":
+            for group in self.param_groups:
+                group["skipped"] += 1
+            return True
+        names = self._names() or self._given_names()
+        listed = ", ".join(names[param] for param in bad[:_NAMED])
+        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        rate = max((float(group["lr"]) for group in self.param_groups if "lr" in group), default=0)
+        numbers = f" (it is {rate:g}, try {rate / _MUCH_LARGER:g})" if rate else ""
+        raise NotFiniteError(
+            f"the gradients of step {self._steps() + 1} are not finite (of {listed}{more}): "
+            f"nothing has moved. A smaller lr may help{numbers}, or non_finite='skip', which "
+            "leaves such steps out and counts them"
+        )
+
     @torch._disable_dynamo  # type: ignore[attr-defined]  # imports dynamo at the first call, not here
     @torch.no_grad()
-    def _begin_step(self) -> list[Work]:
-        """Check the gradients, advance means and clock, and lay out the work of a step."""
+    def _begin_step(self) -> list[Work] | None:
+        """Check the gradients, advance means and clock, and lay out the work of a step.
+
+        None is a step that is left out.
+        """
         for param in self._params():
             grad = param.grad
             if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
@@ -627,6 +689,8 @@ class SynGAP(Optimizer):
                     f"SynGAP takes dense real gradients, got {grad.layout} {grad.dtype} for a "
                     f"parameter of shape {tuple(param.shape)}"
                 )
+        if self._is_spoilt():
+            return None
         seen, self._observation = self._observation, None
         means = self._current_means()
         if seen is not None:

@@ -19,7 +19,7 @@ from syngap.optim.precision import accumulator
 
 __all__ = ["Work", "fold", "masks", "update"]
 
-_PIECE = 1 << 19
+_PIECE = 1 << 18
 
 
 @dataclass

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from syngap.optim.ballistic import Ballistic
 from syngap.optim.estimator import Estimator
+from syngap.optim.finite import NonFinite, check_policy
 from syngap.optim.options import check_named, check_options, check_params
 from syngap.optim.schedule import Schedule
+from syngap.optim.states import VERSION
 from syngap.optim.syngap import SynGAP
 from syngap.optim.update import Work, fold, masks
 
@@ -47,6 +50,7 @@ class WrappedSynGAP(SynGAP):
         estimator: Estimator,
         schedule: Schedule,
         compact: bool,
+        non_finite: NonFinite | None,
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(
@@ -56,7 +60,8 @@ class WrappedSynGAP(SynGAP):
         for kind, reason in _NOT_GATED.items():
             if isinstance(base, kind):
                 raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}, which {reason}")
-        taken = sorted(defaults.keys() & base.defaults.keys())
+        own = {"version"} if isinstance(base, Ballistic) else set()  # means the same there
+        taken = sorted((defaults.keys() & base.defaults.keys()) - own)
         if taken:
             raise ValueError(
                 f"{type(base).__name__} has options of its own called {', '.join(taken)}, which "
@@ -67,7 +72,8 @@ class WrappedSynGAP(SynGAP):
         for group in base.param_groups:
             check_options(defaults | group)
             check_params(group["params"])
-        self._configure(estimator, schedule, compact)
+        check_policy(non_finite, any(g.get("capturable", False) for g in base.param_groups))
+        self._configure(estimator, schedule, compact, non_finite)
         self.base = base
         self._gate = dict(defaults)
         check_named([p for group in base.param_groups for p in group["params"]], estimator.names())
@@ -94,6 +100,8 @@ class WrappedSynGAP(SynGAP):
             with torch.enable_grad():
                 loss = closure()
         works = self._begin_step()
+        if works is None:
+            return loss
         with torch.no_grad():
             for work in works:
                 fold(work)
@@ -119,7 +127,8 @@ class WrappedSynGAP(SynGAP):
             Optimizer.add_param_group(self, param_group)
             return
         check_options({**self.defaults, **param_group})
-        options = self.defaults | {"steps": self._steps()} | param_group
+        counts = {"steps": self._steps(), "skipped": self.skipped}
+        options = self.defaults | counts | param_group
         self.base.add_param_group(options)
         self._check_last_group()
 
@@ -143,6 +152,8 @@ class WrappedSynGAP(SynGAP):
                     own.setdefault(index, {})[key] = value
         super().load_state_dict(state_dict | {"state": own})
         self.base.load_state_dict(state_dict | {"state": base})
+        for group in self.param_groups:
+            group["version"] = VERSION
         self._estimator.record(self.is_due())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""Nested states as one safetensors file: tensors as tensors, the rest as JSON in its header."""
+"""Nested states as one safetensors file: tensors as tensors, the rest as JSON in its header.
+
+One more tensor is the SHA-256 of the file, in which it counts as zeros: a file of which a single
+bit has changed is none, wherever that bit is. Files of earlier versions do without.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -10,9 +15,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from syngap.errors import UserError
+
 __all__ = ["packed", "unpacked"]
 
 _STRUCTURE = "structure"
+_VERSION, _KNOWN = "version", 1  # 0 did not say it
+_CHECKSUM = "checksum"  # no other tensor's name: those are numbers
+_LENGTH = 8  # bytes in which a safetensors file says how long its header is
+_ZEROS = bytes(hashlib.sha256().digest_size)
 
 
 def packed(state: Any) -> bytes:
@@ -26,19 +37,68 @@ def packed(state: Any) -> bytes:
         {'steps': 3, 0: (tensor([1., 1.]), None)}
     """
     tensors: dict[str, Tensor] = {}
-    structure = json.dumps(_encode(state, tensors))
-    return save(tensors, {_STRUCTURE: structure})
+    structure = json.dumps({_VERSION: [_KNOWN, _encode(state, tensors)]})
+    tensors[_CHECKSUM] = torch.zeros(len(_ZEROS), dtype=torch.uint8)
+    content = save(tensors, {_STRUCTURE: structure})
+    before, _, after = _around_checksum(content)
+    return b"".join([before, _digest(before, after), after])
 
 
 def unpacked(content: bytes) -> Any:
-    """Return the state in `content`, its tensors on the CPU; ValueError where there is none."""
+    """Return the state in `content`, its tensors on the CPU; ValueError where there is none.
+
+    A UserError says that there is one, of a newer version.
+    """
     try:
         tensors = load(content)
-        length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + length])
-        return _decode(json.loads(header["__metadata__"][_STRUCTURE]), tensors)
+        if _CHECKSUM in tensors:
+            before, found, after = _around_checksum(content)
+            if found != _digest(before, after):
+                raise ValueError("not a checkpoint: its checksum is another")
+            del tensors[_CHECKSUM]
+        structure = _known(json.loads(_header(content)["__metadata__"][_STRUCTURE]))
+        state = _decode(structure, tensors)
+        if tensors:  # a checksum whose name has changed, for one
+            raise ValueError(f"not a checkpoint: nobody asks for {', '.join(tensors)}")
+        return state
     except (SafetensorError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a checkpoint: {error}") from error
+
+
+def _known(structure: Any) -> Any:
+    """Return what `_encode` gave; UserError where that of a newer version did."""
+    if not isinstance(structure, dict) or _VERSION not in structure:
+        return structure
+    version, encoded = structure[_VERSION]
+    if version > _KNOWN:
+        raise UserError(
+            f"written by a newer syngap (format {version}, this one reads {_KNOWN}); upgrade syngap"
+        )
+    return encoded
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(content[_LENGTH : _start(content)])
+    return header
+
+
+def _start(content: bytes) -> int:
+    """Return where the tensors begin."""
+    return _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+
+
+def _around_checksum(content: bytes) -> tuple[memoryview, memoryview, memoryview]:
+    """Return what is before the checksum, the checksum, and what is after it."""
+    start, view = _start(content), memoryview(content)
+    first, last = (start + offset for offset in _header(content)[_CHECKSUM]["data_offsets"])
+    return view[:first], view[first:last], view[last:]
+
+
+def _digest(before: memoryview, after: memoryview) -> bytes:
+    digest = hashlib.sha256(before)
+    digest.update(_ZEROS)
+    digest.update(after)
+    return digest.digest()
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -71,7 +131,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        return tensors[content]
+        return tensors.pop(content)
     if kind == "dict":
         return {key: _decode(part, tensors) for key, part in content}
     if kind == "tuple":

@@ -39,9 +39,7 @@ def _predictions(learner: Learner, stream: Stream, step: int) -> Tensor:
         found.append(torch.where(logits.isfinite().all(1), logits.argmax(1), -1))
     predicted = torch.cat(found).cpu()
     if (predicted < 0).any():
-        raise FloatingPointError(
-            f"the network's outputs are not finite after {step} steps: a smaller lr may help"
-        )
+        raise FloatingPointError(f"the network's outputs are not finite after {step} steps")
     return predicted
 
 

@@ -14,6 +14,7 @@ from syngap.streams.stream import Batch, Stream
 from syngap.training.captured import Captured, CudaGraphs
 from syngap.training.checkpoint import random_states, restore_random_states
 from syngap.training.evaluation import evaluate
+from syngap.training.watch import Watch
 
 __all__ = ["Journal", "stepping", "train"]
 
@@ -48,7 +49,8 @@ def train(
     """Learn a stream to its end and return the method that learned it.
 
     Interrupted at any instant and called again with the same arguments, it ends with the same
-    network, bit for bit on a CPU.
+    network, bit for bit on a CPU. Where numbers are not finite it raises FloatingPointError before
+    any of them is measured or kept, or skips the step: as the method's learner was told.
 
     Args:
         stream: the batches, and what to test on.
@@ -70,12 +72,14 @@ def train(
 
     take = stepping(method)
     step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
+    watch = Watch(method, stream, step, state.get("skipped", (0, 0)))
     while step < len(stream):
         if step and step in stream.restarts:
             method = begin()
             take = stepping(method)
-        take(stream[step])
+            watch = Watch(method, stream, step, watch.skipped)
         step += 1
+        watch.step(take, stream[step - 1], step)
 
         end = step in stream.ends
         measure = end or (evaluate_every > 0 and step % evaluate_every == 0)
@@ -83,13 +87,17 @@ def train(
         if not (measure or keep):
             continue
         clock.stop()
+        watch.look(step)
         if measure:
             learned = stream.tasks - 1 if at_once else task
-            evaluation = evaluate(method.learner, stream, step, learned, end)
-            journal.evaluated(evaluation, method.summary())
+            with watch.advising():
+                evaluation = evaluate(method.learner, stream, step, learned, end)
+            journal.evaluated(evaluation, method.summary() | watch.summary())
         task += end
         if keep:
             reached = {"step": step, "task": task, "seconds": clock.seconds}
+            if watch.skips:
+                reached["skipped"] = watch.skipped
             random = random_states(device)
             journal.save({**reached, "method": method.state_dict(), "random": random})
         clock.go()
