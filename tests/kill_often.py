@@ -2,6 +2,7 @@
 
     python tests/kill_often.py --kills 10 --method er
     python tests/kill_often.py --kills 10              # all methods at once
+    python tests/kill_often.py --kills 17 --apart --csv results/safety/kills.csv  # in turn
 
 An experiment runs in a process group of its own: command line, engine, workers and all. The group
 is killed at random instants and started again with --resume until it is done; then R, the metrics
@@ -14,6 +15,7 @@ forked from this one; --spawn starts each from nothing instead, as a user would.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import multiprocessing
 import os
@@ -31,7 +33,12 @@ from typing import Any
 import yaml
 
 METHODS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.3},
+    "sgdm": {"lr": 0.03},
+    "adam": {"lr": 0.01},
+    "ballistic": {"lr": 0.03},
     "er": {"lr": 0.3, "buffer": 50, "replay": 10},
+    "er_ace": {"lr": 0.3, "buffer": 50, "replay": 10},
     "derpp": {"lr": 0.1, "buffer": 50, "replay": 10, "memory": "balanced"},
     "ewcpp": {"lr": 0.03, "momentum": 0.9, "interval": 20},
     "syngap": {"lr": 1.0, "buffer": 50, "replay": 10},
@@ -60,29 +67,45 @@ def main() -> int:
     parser.add_argument("--pause", type=float, action="append", help="training.checkpoint_seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--spawn", action="store_true", help="start every process from nothing")
+    parser.add_argument("--apart", action="store_true", help="one method after another")
     parser.add_argument("--json", action="store_true", help="print for a program")
+    parser.add_argument("--csv", type=Path, help="also write a table to this file")
     given = parser.parse_args()
     rows = given.method or list(METHODS)
     start = spawned if given.spawn else forked()
     chance = random.Random(given.seed)
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
-        found = {
-            pause: attacked(rows, pause, given.kills, chance, start, Path(folder) / str(pause))
-            for pause in given.pause or PAUSES
-        }
+        found: dict[str, dict[float, Outcome]] = {row: {} for row in rows}
+        for pause in given.pause or PAUSES:
+            for group in [[row] for row in rows] if given.apart else [rows]:
+                here = Path(folder) / f"{group[0]}-{pause}"
+                outcomes = attacked(group, pause, given.kills, chance, start, here)
+                for row, outcome in outcomes.items():
+                    found[row][pause] = outcome
+                    if not given.json:
+                        print(line(row, pause, outcome), flush=True)
+                if given.csv:
+                    write_table(given.csv, found)
     if given.json:
-        print(json.dumps({row: {p: vars(o[row]) for p, o in found.items()} for row in rows}))
-    else:
-        for pause, outcomes in found.items():
-            for row, outcome in outcomes.items():
-                print(line(row, pause, outcome))
+        print(json.dumps({row: {p: vars(o) for p, o in of.items()} for row, of in found.items()}))
     return int(any(o.differences for outcomes in found.values() for o in outcomes.values()))
+
+
+def write_table(path: Path, found: dict[str, dict[float, Outcome]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["method", "checkpoint_seconds", "kills", "runs", "differences"])
+        for row, outcomes in found.items():
+            for pause, outcome in outcomes.items():
+                differing = len(outcome.differences)
+                table.writerow([row, f"{pause:g}", outcome.kills, outcome.runs, differing])
 
 
 def line(row: str, pause: float, outcome: Outcome) -> str:
     verdict = "; ".join(outcome.differences) or f"identical: {', '.join(COMPARED)}"
     return (
-        f"{row:7} checkpoints every {pause:g} s: {outcome.kills} kills in {outcome.runs} runs; "
+        f"{row:9} checkpoints every {pause:g} s: {outcome.kills} kills in {outcome.runs} runs; "
         f"{verdict}"
     )
 
@@ -113,6 +136,8 @@ def attacked(
             gone(group)
             if sorted(out.glob("*/checkpoint/*")) == saved:
                 last *= 1.2  # or on a machine that got slower no task would ever end
+            elif all(done(out, row) for row in left):
+                first, last = 0.9 * first, 0.9 * last  # it got faster, and this was too late
             for row in left:
                 outcomes[row].kills += (out / f"{row}-0/config.yaml").is_file()
                 outcomes[row].kills -= done(out, row)

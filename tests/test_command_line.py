@@ -111,7 +111,7 @@ def test_going_on_with_what_is_to_be_removed(refused: Callable[..., str]) -> Non
         ("", 'unknown experiment ""'),
         ("../digits", 'unknown experiment "../digits"'),
         ("missing.yaml", "missing.yaml: cannot be read (No such file or directory)"),
-        ("folder.yaml", "folder.yaml: cannot be read (Is a directory)"),
+        ("folder.yaml", "folder.yaml: is not a plain file"),
         ("a.yaml/b.yaml", "a.yaml/b.yaml: cannot be read"),
     ],
 )
@@ -140,7 +140,7 @@ def test_experiments_that_there_are_not(
         ("model: mlp\nmethods: {er: }\n", "stream: missing"),
         ("stream: digits\nmodel: mlp\n", "methods: missing"),
         ("stream: digits\nmodel: mlp\nmethods: [er]\n", 'methods: got ["er"], expected names'),
-        ("stream: &a [*a]\nmodel: mlp\nmethods: {er: }\n", "stream: got [[...]], expected names"),
+        ("stream: &a [*a]\nmodel: mlp\nmethods: {er: }\n", "bad.yaml, line 1: not YAML (a value that"),
     ],
 )
 def test_files_that_are_no_experiment(
@@ -633,7 +633,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(
 
     lines = said.splitlines()
     assert "fragile-0            failed: its process died (SIGKILL)" in lines[0]
-    assert "wild-0               failed: FloatingPointError: the network's outputs are" in lines[1]
+    assert "wild-0               failed: FloatingPointError: the logits of step 2 of " in lines[1]
     assert "er-0                 ACC" in lines[2]
     assert "fragile (0 of 1 seeds)" in printed
     states = {row: state(here / f"out/{row}-0") for row in ("fragile", "wild", "er")}

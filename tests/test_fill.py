@@ -153,7 +153,7 @@ def test_a_search_says_where_the_table_has_other_values(tmp_path: Path) -> None:
         answer("search a", Results(tmp_path))
     path.with_name("search.yaml").write_text("trials: 3\n")
     path.write_text("row,state\n")
-    with refused("search.yaml: not as syngap wrote it ('spaces')"):
+    with refused("search.yaml: not as syngap wrote it ('spaces' is missing)"):
         answer("search a", Results(tmp_path))
 
 

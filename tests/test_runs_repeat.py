@@ -75,12 +75,16 @@ def test_one_worker_and_four_give_the_same_results(
         assert found(out) == expected
 
 
-def test_the_number_of_threads_is_that_of_the_experiment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_is_that_of_the_experiment(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sum depends in its last bits on how many there are."""
-    before = torch.get_num_threads()
-    try:
-        for threads in (2, 1):
-            run_here(job(tmp_path / str(threads), f"training.threads={threads}"))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    before, found = torch.get_num_threads(), []
+    settings = f"training.threads={threads}", "model.hidden=[300]"
+    run_here(job(tmp_path / "once", *settings), lambda *_: found.append(torch.get_num_threads()))
+    assert set(found) == {threads}
+    assert torch.get_num_threads() == before
+    run_here(job(tmp_path / "again", *settings))
+    assert results(tmp_path / "again") == results(tmp_path / "once")

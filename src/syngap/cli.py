@@ -77,6 +77,15 @@ _Workers = Annotated[
         help="runs at a time; auto is as many as fit",
     ),
 ]
+_HungAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--hung-after",
+        metavar="SECONDS",
+        min=0,
+        help="stop a run of which nothing is heard for so long; 1800 by default, 0 never",
+    ),
+]
 _Engine = Annotated[
     Engine, typer.Option("--engine", help="processes of this machine, or a Ray cluster")
 ]
@@ -146,10 +155,11 @@ def run(
     engine: _Engine = Engine.local,
     address: _Address = None,
     log: _Log = None,
+    hung_after: _HungAfter = None,
 ) -> None:
     """Run an experiment: every method with every seed, a folder each, then the table and a page."""
     if_there, again = _if_there(resume, fresh)
-    with _cluster(engine, address) as cluster:
+    with _cluster(engine, address, hung_after) as cluster:
         _experiment(
             experiment,
             settings or (),
@@ -162,6 +172,7 @@ def run(
             again,
             cluster,
             _names(log),
+            hung_after,
         )
 
 
@@ -185,6 +196,7 @@ def tune(
     engine: _Engine = Engine.local,
     address: _Address = None,
     log: _Log = None,
+    hung_after: _HungAfter = None,
 ) -> None:
     """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
     from syngap.experiments.tuning.study import Tuning
@@ -194,11 +206,11 @@ def tune(
     if trials and whole.search:
         whole = replace(whole, search=replace(whole.search, trials=trials))
     folder = out or Path("runs") / f"{whole.name}-search"
-    with _cluster(engine, address) as cluster:
+    with _cluster(engine, address, hung_after) as cluster:
         device = cluster.device(whole.training["device"]) if cluster else None
         rows = _names(methods)
         tuning = Tuning(whole, rows, folder, data=data, if_there=if_there, device=device)
-        _tune(tuning, workers, again, cluster, _names(log))
+        _tune(tuning, workers, again, cluster, _names(log), hung_after)
 
 
 @app.command()
@@ -457,24 +469,35 @@ def _do(
     cluster: Cluster | None,
     on_event: Callable[[Event], None],
     following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+    hung_after: float | None = None,
 ) -> None:
     """Do the runs where they were asked for, "auto" or a number of them at a time."""
     from syngap.experiments.engine import default_workers, run_local
 
+    def heard(event: Event) -> None:
+        if event.kind == "step" and event.message:
+            typer.echo(event.message, err=True)
+        on_event(event)
+
     number = None if workers == "auto" else int(workers)
     if cluster:
-        cluster.run(jobs, number, on_event, following)
-    else:
-        run_local(jobs, number or default_workers(jobs), on_event, following)
+        cluster.run(jobs, number, heard, following)
+        return
+    patience = {} if hung_after is None else {"hung_after": hung_after}
+    run_local(jobs, number or default_workers(jobs), heard, following, **patience)
 
 
 @contextmanager
-def _cluster(engine: Engine, address: str | None) -> Iterator[Cluster | None]:
+def _cluster(
+    engine: Engine, address: str | None, hung_after: float | None
+) -> Iterator[Cluster | None]:
     if engine is Engine.local:
         if address is not None:
             raise UserError("--address: is that of a Ray cluster; give --engine ray with it")
         yield None
         return
+    if hung_after is not None:
+        raise UserError("--hung-after: is for the processes of this machine, not for --engine ray")
     from syngap.experiments.cluster import connected
 
     with connected(address or "auto", lambda line: typer.echo(line, err=True)) as cluster:
@@ -502,6 +525,7 @@ def _experiment(
     again: str,
     cluster: Cluster | None = None,
     log: Sequence[str] | None = None,
+    hung_after: float | None = None,
 ) -> None:
     from syngap.experiments.plan import make_plan
 
@@ -509,7 +533,7 @@ def _experiment(
     folder = out or Path("runs") / experiment.name
     device = cluster.device(experiment.training["device"]) if cluster else None
     plan = make_plan(experiment, folder, data=data, if_there=if_there, device=device)
-    failed = _run(plan, workers, again, cluster, log)
+    failed = _run(plan, workers, again, cluster, log, hung_after)
     try:
         _report(folder)
     except UserError as error:
@@ -546,6 +570,7 @@ def _run(
     again: str,
     cluster: Cluster | None = None,
     log: Sequence[str] | None = None,
+    hung_after: float | None = None,
 ) -> dict[str, str]:
     from rich.console import Console
 
@@ -567,7 +592,7 @@ def _run(
             logged,
             display,
         ):
-            _do(plan.jobs, workers, cluster, display)
+            _do(plan.jobs, workers, cluster, display, hung_after=hung_after)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {plan.out}.", err=True)
         raise typer.Exit(130) from None
@@ -580,6 +605,7 @@ def _tune(
     again: str,
     cluster: Cluster | None,
     log: Sequence[str] | None,
+    hung_after: float | None,
 ) -> None:
     from rich.console import Console
 
@@ -596,7 +622,7 @@ def _tune(
             display = Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps)
             with logged, display:
                 if first:
-                    _do(first, workers, cluster, display, tuning.following)
+                    _do(first, workers, cluster, display, tuning.following, hung_after)
             tuned = chosen.write_chosen(tuning)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. {again} goes on, in {tuning.plan.out}.", err=True)

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import difflib
+import re
+import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["UserError", "nearest"]
+__all__ = ["UserError", "nearest", "printable"]
 
 
 class UserError(ValueError):
     """A wrong option, missing data, a folder that is not ours: one line, no traceback.
 
-    The command line prints it and ends with exit code 2.
+    The command line prints it and ends with exit code 2. Names in it may be those of other people's
+    files, so what a terminal would act upon is spelled out.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
+
+
+def printable(text: str) -> str:
+    r"""Return `text` in one line that does nothing but stand there, wherever it is printed.
+
+    Examples:
+        >>> printable("a\x1b[2J\nb")
+        'a\\u001b[2J b'
+    """
+    line = re.sub(r"[\t\n\v\f\r]+", " ", text)
+    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in _ACTS else c for c in line)
+
+
+_ACTS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, half a character, ends of lines
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -411,10 +411,10 @@ def _work(job: Job, asked: _Asked, board: Any) -> Event:
     ended: list[Event] = []
 
     def say(event: Event) -> None:
-        if event.kind == "step":
-            board.tell.remote(job.name, event.step, event.accuracy)
-        else:
+        if event.kind != "step":
             ended.append(event)
+        elif not event.message:
+            board.tell.remote(job.name, event.step, event.accuracy)
 
     attempt(job, say, _at_a_time(asked))
     return ended[0]

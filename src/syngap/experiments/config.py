@@ -23,6 +23,7 @@ import yaml
 
 from syngap import methods, models, streams
 from syngap.errors import UserError, nearest
+from syngap.experiments.formats import FORMAT, check_format
 from syngap.experiments.given import (
     mapping_of,
     method_of,
@@ -32,8 +33,9 @@ from syngap.experiments.given import (
     seeds_in,
     seeds_of,
 )
+from syngap.experiments.reading import BoundedLoader, text_in
 from syngap.experiments.tuning.search import Search
-from syngap.methods.learner import Precision
+from syngap.methods.learner import NonFinite, Precision
 from syngap.options import Count, Natural, NonNegative, checked, defaults, named, shown, signature
 from syngap.streams import Stream
 
@@ -50,7 +52,6 @@ __all__ = [
     "with_settings",
 ]
 
-FORMAT = 1
 _KEYS = ("name", "stream", "model", "training", "methods", "seeds", "search")
 
 
@@ -64,6 +65,10 @@ class Training:
         captured: on a GPU, replay training steps as CUDA graphs.
         threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
             is part of the experiment and does not follow the number of workers.
+        deterministic: on a GPU, take kernels that add in the same order each time, so that a run
+            repeats bit for bit, more slowly; on a CPU it does anyway.
+        non_finite: where a loss or its gradients are NaN or infinite, "raise" ends the run and says
+            at which step; "skip" leaves such steps out and counts them, uncaptured on a GPU.
         evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
         checkpoint_seconds: at least so long between checkpoints within a task.
     """
@@ -72,6 +77,8 @@ class Training:
     precision: Precision = "fp32"
     captured: bool = True
     threads: Count = 1
+    deterministic: bool = False
+    non_finite: NonFinite = "raise"
     evaluate_every: Natural = 0
     checkpoint_seconds: NonNegative = 60.0
 
@@ -92,8 +99,9 @@ class Experiment:
     def from_mapping(cls, given: Any) -> Experiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
         given = mapping_of(given, "the configuration")
+        check_format(given, "the configuration")
         for key in given:
-            if key not in _KEYS:
+            if key not in (*_KEYS, "format"):
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in ("stream", "model", "methods"):
@@ -157,6 +165,7 @@ class Experiment:
             for row, options in self.methods.items()
         }
         mapping = {
+            "format": FORMAT,
             "name": self.name,
             "stream": self.stream,
             "model": self.model,
@@ -226,7 +235,7 @@ def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]
         "training": defaults(Training),
         "method": defaults(methods.registry.get(like["method"]["name"])),
     }
-    complete = as_then(run)
+    complete = {**as_then(run), "format": FORMAT}
     for part, options in added.items():
         if isinstance(complete.get(part), dict):
             complete[part] = {**options, **complete[part]}
@@ -238,7 +247,7 @@ def read(name_or_file: str) -> dict[str, Any]:
     path = Path(name_or_file)
     if path.suffix in (".yaml", ".yml"):
         try:
-            text = path.read_text(encoding="utf-8")
+            text = text_in(path)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
     elif name_or_file in shipped():
@@ -308,7 +317,7 @@ def parsed(text: str, where: str) -> Any:
         raise UserError(f"{where}{line}: not YAML ({' '.join(str(problem).split())})") from error
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(BoundedLoader):
     """YAML in which a key that stands twice is a mistake, not a value that is lost."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,12 +25,30 @@ from syngap.experiments.plan import is_done
 from syngap.experiments.run import Job, execute
 from syngap.experiments.sharing import fitting, served
 
-__all__ = ["Event", "attempt", "default_workers", "note_failure", "run_here", "run_local"]
+__all__ = [
+    "HUNG_AFTER",
+    "Event",
+    "attempt",
+    "default_workers",
+    "note_failure",
+    "run_here",
+    "run_local",
+]
+
+HUNG_AFTER = 1800.0  # seconds: longer than any step, and short of a night
+_LOOK_EVERY = 1.0  # seconds
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NO_MEMORY = ("MemoryError", "OutOfMemoryError", "can't allocate memory", "bad_alloc")
+_LESS_MEMORY = "--resume with fewer --workers goes on; a smaller stream.batch needs less memory"
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a run: it began, got to a step, is done, or failed with a message."""
+    """What happened to a run: it began, got to a step, is done, or failed with a message.
+
+    A step may come with a message too: what the user should know.
+    """
 
     job: Job
     kind: str
@@ -41,21 +62,25 @@ def run_local(
     workers: int,
     on_event: Callable[[Event], None],
     following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+    hung_after: float = HUNG_AFTER,
 ) -> None:
     """Do `jobs` in `workers` processes at a time, and those that come of them.
 
-    A run that raises, or whose process dies, is reported and leaves the others alone. Whatever
-    interrupts the caller ends the processes at once: their folders are whole at any instant.
+    A run that raises, whose process dies, or of which nothing is heard for long, is reported and
+    leaves the others alone. Whatever interrupts the caller ends the processes at once: their
+    folders are whole at any instant.
 
     Args:
         jobs: to begin with.
         workers: how many at a time.
         on_event: is told what happens.
         following: from the end of a run to the runs that it is followed by, after those waiting.
+        hung_after: seconds without a step or a part of an evaluation after which a run has failed;
+            0 is never. Time in which this process itself is stopped does not count.
     """
     on_gpu = bool(jobs) and chosen_device(jobs[0].config["training"]["device"]).type == "cuda"
     with served() if on_gpu and workers > 1 else nullcontext():
-        _run_pool(jobs, workers, on_event, following)
+        _run_pool(jobs, workers, on_event, following, hung_after)
 
 
 def _run_pool(
@@ -63,24 +88,31 @@ def _run_pool(
     workers: int,
     on_event: Callable[[Event], None],
     following: Callable[[Event], Sequence[Job]],
+    hung_after: float,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(jobs))
     pool: list[_Worker] = []
+    looked = time.monotonic()
     try:
         while True:
             free = [worker for worker in pool if not worker.job]
             while waiting and (free or len(pool) < workers):
                 if not free:
-                    pool.append(_Worker(context, workers))
+                    pool.append(_Worker(context, workers, hung_after))
                     free.append(pool[-1])
                 free.pop().give(waiting, on_event)
             busy = [worker for worker in pool if worker.job]
             if not busy:
                 return
-            ready = wait([worker.connection for worker in busy])
+            ready = wait([worker.connection for worker in busy], _LOOK_EVERY)
+            passed, looked = time.monotonic() - looked, time.monotonic()
             for worker in busy:
-                if worker.connection in ready and (ended := worker.listen(on_event)):
+                if worker.connection in ready:
+                    ended = worker.listen(on_event)
+                else:
+                    ended = worker.wait(min(passed, _LOOK_EVERY), on_event)
+                if ended:
                     worker.job = None
                     waiting[:0] = reversed(following(ended))
     finally:
@@ -118,9 +150,10 @@ def default_workers(jobs: Sequence[Job]) -> int:
 class _Worker:
     """A process that does one run after another, and starts again where it died."""
 
-    def __init__(self, context: Any, at_a_time: int = 1) -> None:
-        self._context, self._at_a_time = context, at_a_time
+    def __init__(self, context: Any, at_a_time: int = 1, hung_after: float = HUNG_AFTER) -> None:
+        self._context, self._at_a_time, self._hung_after = context, at_a_time, hung_after
         self.job: Job | None = None
+        self._silent = 0.0
         self._start()
 
     def _start(self) -> None:
@@ -134,6 +167,7 @@ class _Worker:
 
     def give(self, waiting: list[Job], on_event: Callable[[Event], None]) -> None:
         self.job = waiting.pop() if waiting else None
+        self._silent = 0.0
         if self.job:
             with suppress(OSError):  # it has died; that is what `listen` will hear
                 self.connection.send(self.job)
@@ -142,6 +176,7 @@ class _Worker:
     def listen(self, on_event: Callable[[Event], None]) -> Event | None:
         """Pass on what the process says, and return it where its run has ended."""
         assert self.job
+        self._silent = 0.0
         try:
             event: Event = self.connection.recv()
         except (EOFError, OSError):
@@ -149,16 +184,35 @@ class _Worker:
             code = self._process.exitcode or 0
             named = {-number: number.name for number in signal.Signals}
             why = named.get(code, f"exit code {code}")
-            message = f"its process died ({why})"
-            note_failure(self.job, message, message)
-            self._start()
-            event = Event(self.job, "failed", message=message)
+            hint = f": if the system is out of memory, {_LESS_MEMORY}" if why == "SIGKILL" else ""
+            event = self._failed(f"its process died ({why})", hint)
         else:
             if event.kind == "failed":  # it may be unfit for more: an error of CUDA stays
                 self.stop()
                 self._start()
         on_event(event)
         return event if event.kind in ("done", "failed") else None
+
+    def wait(self, seconds: float, on_event: Callable[[Event], None]) -> Event | None:
+        """Note that the process was silent for so long; return the end of its run if that is it."""
+        assert self.job
+        self._silent += seconds
+        if not 0 < self._hung_after <= self._silent:
+            return None
+        self.stop()
+        event = self._failed(
+            f"it hung: nothing was heard of it for {self._hung_after:g} s",
+            "; --resume goes on, --hung-after gives it longer",
+        )
+        on_event(event)
+        return event
+
+    def _failed(self, why: str, hint: str) -> Event:
+        """Note that the process is gone, start another, and return the end of its run."""
+        assert self.job
+        note_failure(self.job, why + hint, why)
+        self._start()
+        return Event(self.job, "failed", message=why + hint)
 
     def stop(self) -> None:
         self._process.kill()
@@ -196,12 +250,41 @@ def _work(connection: Connection, at_a_time: int = 1) -> None:
 def attempt(job: Job, say: Callable[[Event], None], at_a_time: int = 1) -> None:
     """Do one run, and say how far it is and how it ended; it never raises."""
     try:
-        run_here(job, lambda step, accuracy: say(Event(job, "step", step, accuracy)), at_a_time)
+        with _warnings_said(job, say):
+            run_here(job, lambda step, accuracy: say(Event(job, "step", step, accuracy)), at_a_time)
         say(Event(job, "done"))
     except Exception as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
+        message = _message(error)
         note_failure(job, message, traceback.format_exc())
         say(Event(job, "failed", message=message))
+
+
+@contextmanager
+def _warnings_said(job: Job, say: Callable[[Event], None]) -> Iterator[None]:
+    """Pass on what is logged about a run."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(Event(job, "step", message=record.getMessage()))
+
+    handler, log = Handler(logging.WARNING), logging.getLogger("syngap.experiments")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+def _message(error: Exception) -> str:
+    """Return what went wrong in a line, with what can be done about it where that is known."""
+    line = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"{line}; where there is room again, --resume goes on"
+    if isinstance(error, OSError) and error.errno in _NO_WRITING:
+        return f"{line}; where it may be written again, --resume goes on"
+    if any(sign in line for sign in _NO_MEMORY):
+        return f"{line}; {_LESS_MEMORY}"
+    return line
 
 
 def note_failure(job: Job, message: str, trace: str) -> None:

@@ -6,7 +6,8 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 import syngap
 from syngap.errors import UserError
 
-__all__ = ["chosen_device", "environment", "now", "portable", "processor"]
+__all__ = ["arithmetic", "chosen_device", "environment", "now", "portable", "processor"]
 
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_REPEATS = ":4096:8"  # one of the two values with which cuBLAS does; the other is slower
 _OURS = {"--data": "DATA", "--out": "OUT", "--address": "ADDRESS"}
 
 
@@ -28,6 +31,38 @@ def chosen_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError('training.device: got "cuda", but torch finds no GPU here; "auto" or "cpu"')
     return torch.device(name)
+
+
+@contextmanager
+def arithmetic(threads: int, deterministic: bool) -> Iterator[None]:
+    """Compute within as a run's options say, and afterwards as before.
+
+    Args:
+        threads: of the CPU.
+        deterministic: let torch take kernels that repeat, and refuse those that do not. cuBLAS
+            looks once, when it starts: on a GPU, this process must not have used it otherwise.
+    """
+    before = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+        os.environ.get(_CUBLAS),
+    )
+    torch.set_num_threads(threads)
+    if deterministic:
+        os.environ.setdefault(_CUBLAS, _REPEATS)
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False  # which chooses by the time that kernels take
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        if deterministic:
+            torch.use_deterministic_algorithms(before[1], warn_only=before[2])
+            torch.backends.cudnn.benchmark = before[3]
+            if before[4] is None:
+                os.environ.pop(_CUBLAS, None)
 
 
 def environment(device: torch.device, at_a_time: int = 1) -> dict[str, Any]:

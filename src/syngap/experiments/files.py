@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from syngap.errors import UserError
 __all__ = ["alone_in", "nobody_in", "strays", "sync", "write", "write_json", "write_yaml"]
 
 
+_LOG = logging.getLogger(__name__)
 _STRAY = re.compile(r"\.[\w-]+\.(?:yaml|json|csv|txt|safetensors)\.\d+")
 
 
@@ -26,7 +28,8 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
     Args:
         folder: it exists.
-        wait: until the other has ended; otherwise a UserError says that it is there.
+        wait: until the other has ended, having logged that it is there; otherwise a UserError
+            says so.
     """
     try:
         import fcntl
@@ -36,9 +39,13 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder}: another process is at work there") from None
+            busy = f"{folder}: another process is at work there"
+            if not wait:
+                raise UserError(busy) from None
+            _LOG.warning("%s; waiting for its end", busy)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
@@ -56,14 +63,22 @@ def nobody_in(folder: Path) -> bool:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: whoever reads it, and whenever, finds the old or the new whole."""
+    """Put `content` at `path`: whoever reads it, and whenever, finds the old or the new whole.
+
+    Where that fails, nothing is left beside it, and the error names `path`.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync(path.parent)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)  # on a full disk, room for what is smaller
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def strays(directory: Path) -> list[Path]:

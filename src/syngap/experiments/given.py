@@ -8,11 +8,10 @@ from typing import Any
 
 from syngap import methods
 from syngap.errors import UserError
+from syngap.experiments.reading import is_name
 from syngap.options import checked, shown, signature
 
 __all__ = ["mapping_of", "method_of", "name_of", "options_of", "part_of", "seeds_in", "seeds_of"]
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 def part_of(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:
@@ -98,8 +97,8 @@ def mapping_of(given: Any, path: str) -> dict[str, Any]:
 
 def name_of(given: Any, path: str) -> str:
     """Return `given` where it can name a folder; UserError otherwise."""
-    if not isinstance(given, str) or not _NAME.fullmatch(given) or len(given) > 100:
+    if not is_name(given):
         raise UserError(
             f"{path}: got {shown(given)}, expected a name of letters, digits and _ . + -"
         )
-    return given
+    return str(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from syngap.training.checkpoint import packed, unpacked
 
 __all__ = ["FolderJournal"]
 
+_LOG = logging.getLogger(__name__)
 _TELL_EVERY = 0.25  # seconds
 _KEPT = 2  # a checkpoint and the one before it
 
@@ -40,8 +42,9 @@ class FolderJournal:
     """Keeps a run in `folder`; a kill at any instant loses at most the time since a checkpoint.
 
     A checkpoint holds the loop's state and how much of metrics.jsonl belongs to it; going on cuts
-    off what was written later, so that nothing is there twice. Used as a context, which closes that
-    file whatever happens.
+    off what was written later, so that nothing is there twice. One that is damaged is removed,
+    which is logged as a warning, and the one before it is taken. Used as a context, which closes
+    that file whatever happens.
 
     Args:
         folder: of the run; it exists.
@@ -68,6 +71,7 @@ class FolderJournal:
         self._checkpoints.mkdir(exist_ok=True)
         self._metrics = (folder / "metrics.jsonl").open("ab")
         self._rows: list[tuple[int, list[float]]] = []
+        self._step = 0
         self._seen: float | None = None
         self._seconds = 0.0
         self._saved = self._told = time.monotonic()
@@ -85,18 +89,21 @@ class FolderJournal:
         for path in reversed(self._saves()):
             try:
                 saved = unpacked(path.read_bytes())
-            except ValueError:
-                path.unlink()  # damaged, and it would outlive whole ones of earlier steps
+            except UserError as error:  # whole, and not for us
+                raise UserError(f"{path}: {error}") from error
+            except ValueError as error:
+                self._drop(path, f"damaged ({error})")
                 continue
             if saved["metrics_bytes"] > os.fstat(self._metrics.fileno()).st_size:
-                path.unlink()  # what belongs to it is lost
+                self._drop(path, "without its lines of metrics.jsonl, which are lost")
                 continue
-            if len({saved["fingerprint"], self._fingerprint} - {""}) > 1:
+            if len({saved.get("fingerprint", ""), self._fingerprint} - {""}) > 1:
                 raise UserError(f"{self._folder}: the data are not those that the run began with")
             self._rows = [(after, row) for after, row in saved["rows"]]
             self._cut(saved["metrics_bytes"])
             self._write_accuracy()
             state: dict[str, Any] = saved["state"]
+            self._step = state["step"]
             self._status("running", state)
             return state
         self._cut(0)
@@ -116,11 +123,16 @@ class FolderJournal:
 
     def reached(self, step: int) -> bool:
         """Tell the step now and then; return whether the last checkpoint is long ago."""
-        now = time.monotonic()
-        if now - self._told >= _TELL_EVERY:
-            self._told = now
-            self._tell(step, self._seen)
-        return now - self._saved >= self._pause
+        self._step = step
+        self.alive()
+        return time.monotonic() - self._saved >= self._pause
+
+    def alive(self) -> None:
+        """Tell now and then that the run goes on, wherever it is."""
+        moment = time.monotonic()
+        if moment - self._told >= _TELL_EVERY:
+            self._told = moment
+            self._tell(self._step, self._seen)
 
     def save(self, state: dict[str, Any]) -> None:
         """Write a checkpoint, then drop the one before the last."""
@@ -149,6 +161,13 @@ class FolderJournal:
         self._status("done", {"step": self._steps, "seconds": self._seconds}, ended=now())
         for save in self._saves():
             save.unlink()
+
+    def _drop(self, path: Path, why: str) -> None:
+        """Remove a checkpoint: it would outlive whole ones of earlier steps."""
+        path.unlink()
+        earlier = self._saves()
+        then = f"going on from {earlier[-1].name}" if earlier else "beginning again"
+        _LOG.warning("%s is %s; %s", path, why, then)
 
     def _saves(self) -> list[Path]:
         return sorted(self._checkpoints.glob("step-*.safetensors"))

@@ -20,6 +20,8 @@ from syngap.experiments.config import Experiment, as_then, read, shipped
 from syngap.experiments.environment import portable
 from syngap.experiments.files import write
 from syngap.experiments.folder import Run, read_runs, read_yaml
+from syngap.experiments.given import name_of
+from syngap.experiments.reading import LARGE, reading, text_in
 from syngap.options import shown
 
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
@@ -77,7 +79,8 @@ def search_of(folder: Path) -> str | None:
     """Return the experiment that `syngap tune` wrote `folder` for, None where it did not."""
     if not (folder / "search.yaml").is_file():
         return None
-    return str(read_yaml(folder / "search.yaml").get("experiment", folder.name))
+    searched = read_yaml(folder / "search.yaml").get("experiment", folder.name)
+    return name_of(searched, f"{folder / 'search.yaml'}: experiment")
 
 
 def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
@@ -92,7 +95,7 @@ def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
     """
     if "chosen" not in read_yaml(folder / "search.yaml"):
         raise UserError(f"{folder}: the search has not ended; syngap tune --resume goes on with it")
-    return _put({to / name: (folder / name).read_bytes() for name in _SEARCH}, replaced)
+    return _put({to / name: _content(folder / name, (), ()) for name in _SEARCH}, replaced)
 
 
 def _put(contents: dict[Path, bytes], replaced: bool) -> int:
@@ -133,6 +136,7 @@ def _texts(runs: Path) -> list[Path]:
         for path in runs.rglob("*")
         if path.suffix in _TEXT
         and path.is_file()
+        and not path.is_symlink()  # which could lead to what is not to be published
         and not any(
             part == "checkpoint" or part.startswith(".") for part in path.relative_to(runs).parts
         )
@@ -140,19 +144,21 @@ def _texts(runs: Path) -> list[Path]:
 
 
 def _content(path: Path, kept: Sequence[Run], there: Sequence[Run]) -> bytes:
-    content = path.read_bytes()
-    if path.name == "environment.json":
-        found = json.loads(content)
-        if "command" in found:
-            found["command"] = shlex.join(portable(shlex.split(found["command"])))
-        return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
-    if path.name == "metrics.jsonl":
-        run = next((run for run in kept if run.path == path.parent), None)
-        if run and any(other.row == run.row and other.seed < run.seed for other in (*kept, *there)):
-            lines = [json.loads(line) for line in content.splitlines(True) if line.endswith(b"\n")]
-            bare = [{**line, "summary": {}} if "summary" in line else line for line in lines]
-            return "".join(json.dumps(line) + "\n" for line in bare).encode()
-    return content
+    with reading(path):
+        content = text_in(path, LARGE)
+        if path.name == "environment.json":
+            found = json.loads(content)
+            if "command" in found:
+                found["command"] = shlex.join(portable(shlex.split(found["command"])))
+            content = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        if path.name == "metrics.jsonl":
+            run = next((run for run in kept if run.path == path.parent), None)
+            earlier = (other for other in (*kept, *there) if run and other.row == run.row)
+            if run and any(other.seed < run.seed for other in earlier):
+                lines = [json.loads(line) for line in content.split("\n")[:-1]]
+                bare = [{**line, "summary": {}} if "summary" in line else line for line in lines]
+                content = "".join(json.dumps(line) + "\n" for line in bare)
+        return content.encode()
 
 
 def _experiment(runs: Path, to: Path) -> bytes:

@@ -171,10 +171,22 @@ def _check_buildable(jobs: list[Job]) -> dict[str, int]:
 def is_done(job: Job) -> bool:
     """Return whether a run has ended; UserError where it was begun with other options."""
     path = job.folder / "config.yaml"
+    _check_ours(job.folder)
     if not path.is_file():
         return False
     check_equal(path, _begun_with(job), job.config)
     return read_status(job.folder).get("state") == "done"
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a run whose folder leads elsewhere: going on would write there."""
+    for path in (folder, *folder.glob("*"), *(folder / "checkpoint").glob("*")):
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: is a link, and a run goes on in its own folder; move it there"
+            )
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path}: is neither a file nor a folder")
 
 
 def _begun_with(job: Job) -> dict[str, Any]:

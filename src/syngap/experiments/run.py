@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from syngap import methods, models, seeds, streams
 from syngap.errors import UserError
 from syngap.experiments.config import Training
-from syngap.experiments.environment import chosen_device
+from syngap.experiments.environment import arithmetic, chosen_device
 from syngap.experiments.journal import FolderJournal, Tell
 from syngap.methods import Learner, Method
 from syngap.streams import Stream
@@ -38,7 +39,11 @@ class Job:
 def execute(job: Job, tell: Tell) -> None:
     """Do a run, or what is left of it."""
     training = Training(**job.config["training"])
-    torch.set_num_threads(training.threads)
+    with arithmetic(training.threads, training.deterministic):
+        _execute(job, training, tell)
+
+
+def _execute(job: Job, training: Training, tell: Tell) -> None:
     device = chosen_device(training.device)
     stream = stream_of(job.config, job.data)
     begin = beginning(job.config, stream, device)
@@ -51,8 +56,27 @@ def execute(job: Job, tell: Tell) -> None:
         fingerprint=stream.fingerprint(),
         tell=tell,
     ) as journal:
+        begin = _heard(begin, journal)
         method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
         journal.close(method.learner.model)
+
+
+def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
+    """Return `begin`, with networks that are heard of while they are judged, however long it takes.
+
+    Between steps the loop itself tells the journal.
+    """
+
+    def after_forward(model: nn.Module, inputs: Any, outputs: Any) -> None:
+        if not model.training:
+            journal.alive()
+
+    def heard() -> Method:
+        method = begin()
+        method.learner.model.register_forward_hook(after_forward)
+        return method
+
+    return heard
 
 
 def stream_of(config: dict[str, Any], data: Path | None) -> Stream:
@@ -78,6 +102,7 @@ def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> C
                 device=device,
                 precision=training.precision,
                 captured=training.captured and device.type == "cuda",
+                non_finite=training.non_finite,
             )
         except UserError as error:
             raise UserError(f"model: {error}") from error

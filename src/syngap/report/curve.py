@@ -23,10 +23,10 @@ def curve(rows: Sequence[Row], method: str, over: str) -> dict[Any, Row]:
         method: the method's name.
         over: the option's.
     """
-    same = [row for row in rows if row.method == method and over in row.options]
+    same = [row for row in rows if row.method == method and _orders(row.options.get(over))]
     own = next((row for row in same if row.name == method), same[0] if same else None)
     found = {row.options[over]: row for row in same if own and _rest(row, over) == _rest(own, over)}
-    return {value: found[value] for value in sorted(found)}
+    return {value: found[value] for value in sorted(found, key=_text_last)}
 
 
 def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: str) -> str:
@@ -37,7 +37,7 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
     for method, found in curves.items():
         if not any(row.seeds for row in found.values()):
             raise UserError(f'no finished row of "{method}" with an option "{over}"')
-    places = sorted({value for found in curves.values() for value in found})
+    places = sorted({value for found in curves.values() for value in found}, key=_text_last)
     sign = -1 if MEASURES[measure].better == "down" else 1
     lines = [f"| {MEASURES[measure].heading} by {over} | {' | '.join(map(str, places))} |"]
     lines.append(f"|---|{'---:|' * len(places)}")
@@ -55,6 +55,14 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
         label = next(iter(found.values())).label.partition(", ")[0]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _orders(value: Any) -> bool:
+    return isinstance(value, (int, float, str))
+
+
+def _text_last(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value
 
 
 def _rest(row: Row, over: str) -> dict[str, Any]:

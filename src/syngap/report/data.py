@@ -91,7 +91,8 @@ def _axis(finished: Sequence[Run], joint: Sequence[str]) -> dict[str, Any]:
     """Return where tasks end: in steps where rows agree, seed by seed, else in tasks."""
     recorded = [run for run in finished if run.record and run.row not in joint]
     by_seed = {run.seed: run for run in recorded}
-    if recorded and all(boundaries([r]) == boundaries([by_seed[r.seed]]) for r in recorded):
+    one_length = len({len(boundaries([run])) for run in recorded}) == 1
+    if one_length and all(boundaries([r]) == boundaries([by_seed[r.seed]]) for r in recorded):
         return {"unit": "step", "ends": [round(end) for end in boundaries([*by_seed.values()])]}
     tasks = len(finished[0].accuracy[0]) if finished else 0
     return {"unit": "task", "ends": list(range(1, tasks + 1))}

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from syngap.errors import printable
+
 __all__ = ["labels"]
 
 _METHODS = {
@@ -73,4 +75,5 @@ def _option(name: str, value: Any) -> str:
         return name if value else f"not {name}"
     if value is None:
         return f"no {name}"
-    return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return printable(f"{name} {text}")

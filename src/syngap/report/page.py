@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from syngap import __version__
+from syngap.experiments.files import write
 from syngap.experiments.folder import Run
 from syngap.experiments.landscapes.surface import Landscape
 from syngap.report.data import data
@@ -67,7 +68,7 @@ def write_page(
         made: the time that the page gives as its own; now unless said.
     """
     text = page(runs, title, landscapes, searched=searched, made=made)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    write(path, text.encode())
 
 
 def page(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from syngap.errors import UserError
+from syngap.errors import UserError, printable
 from syngap.experiments.files import nobody_in
 from syngap.experiments.folder import Planned, Run
 from syngap.metrics import mean_and_spread, reference_of, summarise
@@ -190,9 +190,7 @@ def rows(runs: Sequence[Run]) -> list[Row]:
         named.setdefault(run.row, []).append(run)
     seeds = sorted({*planned.seeds, *(run.seed for run in runs)})
     reference = next((run.row for run in runs if _method(run) == "joint"), None)
-    references = {
-        run.seed: reference_of(run.accuracy) for run in runs if run.done and run.row == reference
-    }
+    references = {run.seed: _reference(run) for run in runs if run.done and run.row == reference}
     options = {
         name: of[0].config["method"] if of else planned.methods[name] for name, of in named.items()
     }
@@ -247,7 +245,7 @@ def at_a_time(run: Run) -> int | None:
     """Return how many runs there were at a time, None where it is not recorded."""
     if isinstance(recorded := run.environment.get("at_a_time"), int):
         return recorded
-    found = re.search(r"--workers[ =](\d+)", str(run.environment.get("command", "")))
+    found = re.search(r"--workers[ =](\d{1,9})\b", str(run.environment.get("command", "")))
     return int(found[1]) if found else None
 
 
@@ -282,6 +280,13 @@ def _measured(run: Run, reference: Sequence[float] | None) -> dict[str, float | 
     return {**found, "seconds": None if seconds is None else float(seconds)}
 
 
+def _reference(run: Run) -> tuple[float, ...]:
+    try:
+        return reference_of(run.accuracy)
+    except ValueError as error:
+        raise UserError(f"{run.path}: not a finished run's folder: {error}") from error
+
+
 def _method(run: Run) -> str:
     return str(run.config["method"]["name"])
 
@@ -297,4 +302,4 @@ def _why(run: Run) -> str:
     step, steps = run.status.get("step"), run.status.get("steps")
     at = f" at step {step} of {steps}" if step is not None and steps else ""
     error = str(run.status.get("error") or "").strip().splitlines()
-    return state + at + (f": {error[-1]}" if error else "")
+    return printable(state + at + (f": {error[-1]}" if error else ""))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from syngap.errors import UserError
 from syngap.experiments.folder import read_yaml
+from syngap.experiments.reading import reading, text_in
 from syngap.experiments.tuning.space import Space
 from syngap.report.rows import Row
 
@@ -112,8 +112,8 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
         return None
     found, lines = read_yaml(path), _lines(path.with_name("trials.csv"))
     table = {row.name: row for row in rows}
-    try:
-        return Search(
+    with reading(path):
+        search = Search(
             rows=[
                 _searched(name, spaces, found.get("chosen", {}).get(name), lines, table.get(name))
                 for name, spaces in found["spaces"].items()
@@ -122,8 +122,8 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
             stream=dict(found["stream"]),
             sampler=str(found["sampler"]["name"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not as syngap wrote it ({error})") from error
+        _ = search.says, [row.cells for row in search.rows]  # so that it fails here, if it does
+        return search
 
 
 def tabled(search: Search) -> dict[str, Any]:
@@ -166,17 +166,16 @@ def _searched(
 
 
 def _space(given: Mapping[str, Any]) -> Space:
-    kind = next(key for key in given if key != "start")
+    (kind,) = (key for key in given if key != "start")
     return Space(kind, list(given[kind]), given.get("start"))
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read ({reason})") from error
+    with reading(path):
+        try:
+            return list(csv.DictReader(text_in(path).splitlines(keepends=True)))
+        except csv.Error as error:
+            raise ValueError(error) from error
 
 
 def _range(space: Space) -> str:

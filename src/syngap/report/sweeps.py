@@ -106,7 +106,9 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
     found = []
     for option in options:
         least = 2 if option == _FIRST else 3
-        lines = [_line(called[method], method, curve(rows, method, option)) for method in methods]
+        some_rows = [row for row in rows if _number(row.options.get(option))]
+        curves = {method: curve(some_rows, method, option) for method in methods}
+        lines = [_line(called[method], method, points) for method, points in curves.items()]
         some = [line for line in lines if len(line.values) >= least]
         found += [Sweep(option, some)] if some else []
     return sorted(found, key=lambda sweep: sweep.option != _FIRST)

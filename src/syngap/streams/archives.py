@@ -56,10 +56,10 @@ def _members(archive: Path, wanted: re.Pattern[str], limit: int) -> Iterator[_Me
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or set(member.name) & set("\\:\0"):
             raise UserError(f"{archive}: refused, {member.name!a} would leave the folder")
+        limit -= member.size  # wanted or not: what is passed over is unpacked as well
+        if limit < 0:
+            raise UserError(f"{archive}: refused, its contents are larger than expected")
         if match := wanted.fullmatch(member.name):
-            limit -= member.size
-            if limit < 0:
-                raise UserError(f"{archive}: refused, its contents are larger than expected")
             yield member._replace(name=match[1])
 
 
@@ -75,9 +75,10 @@ def _tar_members(archive: Path, limit: int) -> Iterator[_Member]:
 
 
 class _Careful(gzip.GzipFile):
-    """A stream that takes no more memory at once than `limit`.
+    """A stream that takes no more memory at once than `limit`, and goes on for twice that at most.
 
-    tarfile reads the headers of long names in one piece, as long as the archive says they are.
+    tarfile reads the headers of long names in one piece, as long as the archive says they are, and
+    passes over members by unpacking them.
     """
 
     def __init__(self, archive: Path, limit: int) -> None:
@@ -88,6 +89,11 @@ class _Careful(gzip.GzipFile):
         if size is None or not 0 <= size <= self._most:
             raise tarfile.ReadError("a header is too long")
         return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if offset > 2 * self._most:
+            raise tarfile.ReadError("it is too long")
+        return super().seek(offset, whence)
 
 
 def _zip_members(archive: Path, limit: int) -> Iterator[_Member]:
@@ -112,8 +118,12 @@ def _refusing(archive: Path) -> Iterator[None]:
         FileExistsError,  # two members of one name
         NotImplementedError,  # zipfile's word for a compression that it does not know
         RuntimeError,  # an encrypted member
+        ValueError,  # a place before the beginning
+        OverflowError,  # or beyond all ends
     )
     try:
         yield
+    except UserError:
+        raise
     except damaged as error:
         raise UserError(f"{archive}: damaged, it cannot be unpacked ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from syngap.streams.tasks import InMemory, Pixels, Split, Tasks, by_class, permu
 
 __all__ = ["arrays", "npz"]
 
+UNSUSPECTED = 1 << 28  # bytes; more than that may be
+MOST_TIMES = 100  # as large as the file: real data are not packed that well
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 Values: TypeAlias = Tensor | NDArray[Any]
@@ -85,6 +88,7 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
         tasks: how many, of equal numbers of classes.
     """
     place = places.named(data, path)
+    places.check_plain(place)
     if not zipfile.is_zipfile(place):
         raise UserError(f"stream.path: {place} is not an .npz file, as numpy.savez writes them")
     try:
@@ -95,6 +99,7 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
                     f"{place} holds {', '.join(sorted(file.files)) or 'nothing'}; "
                     f"expected {', '.join(KEYS)}"
                 )
+            _check_sizes(file.zip, place)
             found = {key: file[key] for key in KEYS}
     except UserError:
         raise
@@ -105,6 +110,27 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
         return arrays(**found, tasks=tasks, seed=seed)
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
+
+
+def _check_sizes(file: zipfile.ZipFile, place: Path) -> None:
+    """Refuse arrays that say they are larger than what is there for them, or than is likely."""
+    whole = 0
+    for info in file.infolist():
+        with file.open(info) as stream:
+            version = np.lib.format.read_magic(stream)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, kind = read(stream)
+            claimed = math.prod(shape) * kind.itemsize
+            if not kind.hasobject and claimed != info.file_size - stream.tell():
+                raise ValueError("an array of another size than its header says")
+            whole += claimed
+    packed = place.stat().st_size
+    if whole > UNSUSPECTED + MOST_TIMES * packed:
+        raise UserError(f"{place}: refused, {packed} bytes that would become {whole}")
 
 
 def _positive(tasks: int | None) -> int:

@@ -76,6 +76,8 @@ class _Images(NamedTuple):
 def _read(place: Path) -> tuple[_Images, _Images]:
     binary = place.name.startswith(BINARY)
     names = [f"{split}.bin" if binary else split for split in ("train", "test")]
+    if not place.is_dir():
+        places.check_plain(place)
     contents = _in_folder(place, names) if place.is_dir() else _in_archive(place, names)
     parsed = _records if binary else _dictionary
     train, test = (_checked(parsed(contents[n], f"{place / n}"), f"{place / n}") for n in names)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from syngap.errors import UserError
+from syngap.options import shown
 from syngap.seeds import generator
 from syngap.streams import places
 from syngap.streams.files import ImageFiles
@@ -105,10 +106,12 @@ def described(paths: Iterable[str], seed: int) -> Frames:
     for path in paths:
         match = _PATH.fullmatch(path.partition(" ")[0])
         if not match:
-            raise UserError(f'"{path}" is not named like a frame of CORe50, s1/o2/C_01_02_003.png')
+            raise UserError(
+                f"{shown(path)} is not named like a frame of CORe50, s1/o2/C_01_02_003.png"
+            )
         session, thing, again, thing_again, frame = map(int, match.groups())
         if (session, thing) != (again, thing_again) or not 1 <= thing <= OBJECTS:
-            raise UserError(f'"{path}": not the session and object that its folder says')
+            raise UserError(f"{shown(path)}: not the session and object that its folder says")
         rows.append((thing - 1, session, frame))
     label, session_, frame_ = torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).unbind(1)
     task = by_class(label, [[thing - 1 for thing in group] for group in steps(seed)])

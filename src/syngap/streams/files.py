@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from syngap.errors import UserError
+from syngap.streams.places import check_plain
 
 __all__ = ["SUFFIXES", "ImageFiles", "size_of"]
 
@@ -103,6 +104,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def _opened(path: Path) -> Image.Image:
+    check_plain(path)
     image = Image.open(path, formats=FORMATS)  # reads the header
     if image.width * image.height > LARGEST:
         image.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from syngap.errors import UserError
 
-__all__ = ["find", "home", "named"]
+__all__ = ["check_plain", "find", "home", "named"]
 
 VARIABLE = "SYNGAP_DATA"
 
@@ -44,7 +44,7 @@ def find(data: Path | None, names: Sequence[str], how: str) -> Path:
         itself = root.resolve()  # by its own name, whatever link or "." led there
         places = [itself] if itself.name in names else [root / name for name in names]
         for place in places:
-            if place.exists():
+            if _is_there(place):
                 return place
         looked.append(f"{root} ({called})")
     raise UserError(
@@ -63,12 +63,18 @@ def named(data: Path | None, path: str) -> Path:
     roots = [_existing(data)] if data else [Path(r).expanduser() for r in (variable, ".") if r]
     places = [given] if given.is_absolute() else [root / given for root in roots]
     for place in places:
-        if place.exists():
+        if _is_there(place):
             return place
     raise UserError(
         f"stream.path: there is no {' and no '.join(str(place.absolute()) for place in places)}; "
         "give an absolute path, or one inside the folder that --data names"
     )
+
+
+def check_plain(path: Path) -> None:
+    """Refuse a pipe or a device, which would be waited for without end."""
+    if _is_there(path) and not path.is_file():
+        raise UserError(f"{path}: is not a plain file")
 
 
 def _roots(data: Path | None) -> Iterator[tuple[Path, str]]:
@@ -81,9 +87,17 @@ def _roots(data: Path | None) -> Iterator[tuple[Path, str]]:
 
 def _existing(data: Path) -> Path:
     data = data.expanduser()
-    if not data.exists():
+    if not _is_there(data):
         raise UserError(f'--data: there is no folder "{data}"')
     return data
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether something is at `path`; nothing is where no name can be so long."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _cache() -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from syngap import seeds
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment, Training
-from syngap.experiments.environment import chosen_device, environment
+from syngap.experiments.environment import arithmetic, chosen_device, environment
 from syngap.experiments.files import write_json, write_yaml
 from syngap.experiments.landscapes.judge import Judge
 from syngap.experiments.landscapes.path import Tell, learned
@@ -114,11 +114,21 @@ def landscape(
         random: whether to compute the plane of two random directions too.
         tell: is told what is being done, how much of it is done, and of how much.
     """
-    began = time.monotonic()
-    config = dict(config)
-    training, seed = Training(**config["training"]), config["seed"]
-    torch.set_num_threads(training.threads)
-    device = chosen_device(training.device)
+    training = Training(**config["training"])
+    with arithmetic(training.threads, training.deterministic):
+        return _landscape(dict(config), data, points, samples, random, tell)
+
+
+def _landscape(
+    config: dict[str, Any],
+    data: Path | None,
+    points: int,
+    samples: int,
+    random: bool,
+    tell: Tell,
+) -> Landscape:
+    began, seed = time.monotonic(), config["seed"]
+    device = chosen_device(config["training"]["device"])
     stream = stream_of(config, data).to(device)
     learner, kept = learned(stream, beginning(config, stream, device), tell)
 

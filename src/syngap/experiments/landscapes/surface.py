@@ -9,13 +9,15 @@ DIR/METHOD-SEED/ or DIR/landscapes/METHOD-SEED/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from syngap.errors import UserError
 from syngap.experiments.files import write
+from syngap.experiments.folder import LARGEST
+from syngap.experiments.formats import check_format
+from syngap.experiments.reading import json_in, reading
 from syngap.methods import registry
 
 __all__ = ["FILE", "Grid", "Landscape", "read_landscape", "read_landscapes", "write_landscape"]
@@ -91,16 +93,21 @@ def write_landscape(path: Path, landscape: Landscape) -> None:
 
 def read_landscape(path: Path) -> Landscape:
     """Return the landscape in `path`; UserError where there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("format") != FORMAT:
-            raise ValueError(f"another format than {FORMAT}")
+    content = json_in(path)
+    check_format(content, path, FORMAT)
+    with reading(path):
+        del content["format"]
         random = content.pop("random", None)
         grid = _grid({key: content.pop(key) for key in Grid.__dataclass_fields__})
-        return Landscape(**content, grid=grid, random=None if random is None else _grid(random))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{path}: not as syngap wrote it ({reason})") from error
+        found = Landscape(**content, grid=grid, random=None if random is None else _grid(random))
+        for name in (found.row, found.method):
+            if not isinstance(name, str) or not name.isprintable():
+                raise ValueError(f"{name!a:.80} is the name of no row or method")
+        if type(found.seed) is not int:
+            raise ValueError(f"seed is {found.seed!a:.80}, expected a whole number")
+        _check_numbers([*found.losses_at_points.values(), *found.path_losses], missing=True)
+        _check_numbers([*found.accuracies_at_points.values(), *found.path_distances])
+        return found
 
 
 def read_landscapes(directory: Path) -> list[Landscape]:
@@ -117,9 +124,19 @@ def _grid(content: Mapping[str, Any]) -> Grid:
     for rows in (loss, accuracy):
         if [len(row) for row in rows] != [len(x)] * len(y) or len(x) < 2 or len(y) < 2:
             raise ValueError("a grid that is not as wide and high as its axes")
+    _check_numbers([value for row in loss for value in row], missing=True)
+    _check_numbers([value for row in accuracy for value in row])
+    _check_numbers([*x, *y, *(value for place in content["path"] for value in place)])
     path = [(float(a), float(b), int(step)) for a, b, step in content["path"]]
     points = {str(name): (float(a), float(b)) for name, (a, b) in content["points"].items()}
     return Grid(x, y, loss, accuracy, path, points)
+
+
+def _check_numbers(values: Sequence[Any], *, missing: bool = False) -> None:
+    for value in values:
+        number = isinstance(value, (int, float)) and abs(value) < LARGEST
+        if not number and not (missing and value is None):
+            raise ValueError(f"{value!a:.80} in the place of a number")
 
 
 def _lines(value: Any) -> str:

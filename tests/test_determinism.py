@@ -1,0 +1,140 @@
+"""The same bits on a CPU for every method, wherever a run is done; and what `deterministic` sets.
+
+What it gives on a GPU is in test_cuda.py, interrupted runs are in test_resume_after_kill.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import job, results, tiny, write_arrays
+
+from syngap import methods
+from syngap.experiments.config import Experiment
+from syngap.experiments.engine import Event, run_here, run_local
+from syngap.experiments.environment import arithmetic
+from syngap.experiments.plan import make_plan
+from syngap.experiments.run import Job
+
+ROWS = tuple(methods.registry.names())
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+VECTORS = (
+    "stream={name: npz, path: data.npz, tasks: 2, batch: 20}",
+    "training={device: cpu, evaluate_every: 3}",
+    *(f"methods.{row}={{}}" for row in ROWS),
+)
+
+
+@pytest.fixture(autouse=True)
+def vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data of which a worker need not import more than torch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CUBLAS, raising=False)
+    write_arrays(tmp_path / "data.npz")
+
+
+def jobs(out: Path, *settings: str) -> list[Job]:
+    """A run of every method."""
+    return make_plan(Experiment.from_mapping(tiny(*VECTORS, *settings)), out).jobs
+
+
+def found(runs: list[Job]) -> dict[str, dict[str, bytes]]:
+    return {run.name: results(run.folder) for run in runs}
+
+
+def test_every_method_ends_with_the_same_bytes_in_other_processes_and_another_order(
+    tmp_path: Path,
+) -> None:
+    here, there = jobs(tmp_path / "here"), jobs(tmp_path / "there")
+    assert len(here) == len(ROWS)
+    for run in here:
+        run_here(run)
+    events: list[Event] = []
+    run_local(list(reversed(there)), 2, events.append)
+    assert [event.message for event in events if event.kind == "failed"] == []
+    assert found(there) == found(here)
+
+
+def test_on_a_cpu_deterministic_changes_nothing(tmp_path: Path) -> None:
+    plain, told = jobs(tmp_path / "plain"), jobs(tmp_path / "told", "training.deterministic=true")
+    for run in (*plain, *told):
+        run_here(run)
+    assert found(told) == found(plain)
+
+
+# What it sets -------------------------------------------------------------------------------------
+
+
+def settings() -> dict[str, Any]:
+    """All of this process that decides which kernels are taken."""
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "only warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "cublas": os.environ.get(CUBLAS),
+    }
+
+
+ASKED = {"deterministic": True, "only warns": False, "benchmark": False, "cublas": ":4096:8"}
+
+
+@pytest.fixture
+def otherwise(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A process whose owner wants something else."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    return settings()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_it_holds_during_a_run_and_no_longer(
+    deterministic: bool,
+    otherwise: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    during: list[dict[str, Any]] = []
+    asked = f"training.deterministic={str(deterministic).lower()}"
+    run_here(job(tmp_path / "er-0", *VECTORS, asked), lambda *_: during.append(settings()))
+    assert during
+    assert all(each == (ASKED if deterministic else otherwise) for each in during)
+    assert settings() == otherwise
+
+
+def test_it_ends_with_a_run_that_fails(
+    otherwise: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    asked = ("training.deterministic=true", "training.threads=2")
+    before = torch.get_num_threads()
+
+    def fail(step: int, accuracy: float | None) -> None:
+        assert (settings(), torch.get_num_threads()) == (ASKED, 2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_here(job(tmp_path / "er-0", *VECTORS, *asked), fail)
+    assert (settings(), torch.get_num_threads()) == (otherwise, before)
+
+
+def test_what_the_owner_of_the_process_set_for_cublas_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(CUBLAS, ":16:8")
+    with arithmetic(1, deterministic=True):
+        assert settings()["cublas"] == ":16:8"
+    assert settings()["cublas"] == ":16:8"
+
+
+def test_a_process_that_only_warns_goes_on_warning() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with arithmetic(1, deterministic=True):
+            assert settings() == ASKED
+        assert settings()["only warns"]
+    finally:
+        torch.use_deterministic_algorithms(False)
