@@ -159,6 +159,41 @@ def test_an_importance_that_overflows_is_not_kept_either() -> None:
     assert not journal.saved
 
 
+class Masked(nn.Module):
+    """Has a mask of -inf, as attention does, and something in its state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, state: int) -> None:
+        pass
+
+
+def test_a_mask_of_infinity_is_no_fault_and_any_other_buffer_is() -> None:
+    stream, masked = pictures(), Masked()
+
+    def begin() -> Method:
+        return made("sgd", Learner(nn.Sequential(*network(), masked), stream.transform))
+
+    journal = Notebook(keep_every=1)
+    train(stream, begin, journal)
+    assert journal.saved
+    watched = Watch(begin(), stream, 0)
+    watched.look(1)
+    masked.mean[0] = math.inf
+    with pytest.raises(FloatingPointError, match="the update of step 1"):
+        watched.look(1)
+
+
 # Skipping -----------------------------------------------------------------------------------------
 
 

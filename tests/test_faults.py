@@ -339,7 +339,7 @@ def test_a_folder_that_becomes_read_only(whole: Path, here: Path) -> None:
         attempt(task, say)
     assert events[-1].kind == "failed"
     assert events[-1].message.startswith("PermissionError: [Errno ")
-    assert events[-1].message.endswith("; where it may be written again, --resume goes on")
+    assert events[-1].message.endswith("; where that is allowed again, --resume goes on")
     assert read_run(task.folder).status["step"] == 4
     run_here(task)
     assert results(task.folder) == results(whole)

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pickle
+import re
 import sys
 import tarfile
 from html.parser import HTMLParser
@@ -52,6 +53,17 @@ class Runs:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.path),)
+
+
+def test_every_defence_names_a_test_that_there_is() -> None:
+    here = Path(__file__)
+    text = (here.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:test_\w+\.py)?(?:::\w+)?)`", text)
+    assert len(named) > 15
+    for place in named:
+        file, _, test = place.partition("::")
+        held = (here.parent / (file or here.name)).read_text()
+        assert f"def {test}(" in held if test else held, place
 
 
 # Checkpoints --------------------------------------------------------------------------------------

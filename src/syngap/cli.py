@@ -477,6 +477,7 @@ def _do(
     def heard(event: Event) -> None:
         if event.kind == "step" and event.message:
             typer.echo(event.message, err=True)
+            return
         on_event(event)
 
     number = None if workers == "auto" else int(workers)

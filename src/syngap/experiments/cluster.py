@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import syngap
 from syngap.errors import UserError
@@ -32,6 +32,7 @@ __all__ = ["Cluster", "connected"]
 
 _ENOUGH = 3  # workers that died in a row at the same step: the run itself is to blame
 _LOOK_EVERY = 0.5  # seconds between two looks at what runs tell
+_News: TypeAlias = dict[str, tuple[int, float | None, list[str]]]  # step, accuracy, what was said
 _PATIENCE = 30.0  # seconds for an answer of the cluster
 _FIRST_ANSWER = 180.0  # seconds for a machine's first one: torch may come over a network
 _PARTS = 10_000  # Ray divides a GPU no further
@@ -215,7 +216,9 @@ class Cluster:
                     waiting[:0] = reversed(following(ended))
                 news = self._news(board)
                 for job in [job for job, _ in flying.values() if job.name in news]:
-                    step, accuracy = news[job.name]
+                    step, accuracy, said = news[job.name]
+                    for message in said:
+                        tell(Event(job, "step", step, accuracy, message))
                     tell(Event(job, "step", step, accuracy))
         finally:
             for reference in flying:
@@ -240,12 +243,10 @@ class Cluster:
         note_failure(job, message, message)
         return Event(job, "failed", message=message)
 
-    def _news(self, board: Any) -> dict[str, tuple[int, float | None]]:
+    def _news(self, board: Any) -> _News:
         """Return what runs have told since the last time, by name."""
         with suppress(self._ray.exceptions.RayError):  # the board's machine died; it starts again
-            news: dict[str, tuple[int, float | None]] = self._ray.get(
-                board.news.remote(), timeout=_PATIENCE
-            )
+            news: _News = self._ray.get(board.news.remote(), timeout=_PATIENCE)
             return news
         return {}
 
@@ -388,12 +389,13 @@ class _Board:
     """How far runs are: workers write here, the driver reads. An actor of the cluster."""
 
     def __init__(self) -> None:
-        self._news: dict[str, tuple[int, float | None]] = {}
+        self._news: _News = {}
 
-    def tell(self, name: str, step: int, accuracy: float | None) -> None:
-        self._news[name] = step, accuracy
+    def tell(self, name: str, step: int, accuracy: float | None, message: str = "") -> None:
+        _, _, said = self._news.get(name, (0, None, []))
+        self._news[name] = step, accuracy, [*said, message] if message else said
 
-    def news(self) -> dict[str, tuple[int, float | None]]:
+    def news(self) -> _News:
         news, self._news = self._news, {}
         return news
 
@@ -411,10 +413,10 @@ def _work(job: Job, asked: _Asked, board: Any) -> Event:
     ended: list[Event] = []
 
     def say(event: Event) -> None:
-        if event.kind != "step":
+        if event.kind == "step":
+            board.tell.remote(job.name, event.step, event.accuracy, event.message)
+        else:
             ended.append(event)
-        elif not event.message:
-            board.tell.remote(job.name, event.step, event.accuracy)
 
     attempt(job, say, _at_a_time(asked))
     return ended[0]

@@ -38,7 +38,7 @@ __all__ = [
 HUNG_AFTER = 1800.0  # seconds: longer than any step, and short of a night
 _LOOK_EVERY = 1.0  # seconds
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError", "can't allocate memory", "bad_alloc")
 _LESS_MEMORY = "--resume with fewer --workers goes on; a smaller stream.batch needs less memory"
 
@@ -199,6 +199,8 @@ class _Worker:
         self._silent += seconds
         if not 0 < self._hung_after <= self._silent:
             return None
+        if self.connection.poll():  # it spoke at the last instant
+            return self.listen(on_event)
         self.stop()
         event = self._failed(
             f"it hung: nothing was heard of it for {self._hung_after:g} s",
@@ -280,8 +282,8 @@ def _message(error: Exception) -> str:
     line = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return f"{line}; where there is room again, --resume goes on"
-    if isinstance(error, OSError) and error.errno in _NO_WRITING:
-        return f"{line}; where it may be written again, --resume goes on"
+    if isinstance(error, OSError) and error.errno in _FORBIDDEN:
+        return f"{line}; where that is allowed again, --resume goes on"
     if any(sign in line for sign in _NO_MEMORY):
         return f"{line}; {_LESS_MEMORY}"
     return line

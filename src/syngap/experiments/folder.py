@@ -194,7 +194,7 @@ def _number(value: Any, most: float) -> bool:
 
 
 def _percent(value: Any) -> bool:
-    return _number(value, 100.001) and value >= 0  # a sum may be off in its last bits
+    return _number(value, 100.001)  # a mean may be off in its last bits
 
 
 def _planned(path: Path) -> Planned:
@@ -268,7 +268,7 @@ def _matrix(path: Path) -> list[list[float]]:
         found = [[float(cell) for cell in line.split(",")[1:]] for line in lines]
         tasks = len(head.split(",")) - 1
         if any(len(row) != tasks or not all(map(_percent, row)) for row in found):
-            raise ValueError(f"a line that is not {tasks} numbers from 0 to 100")
+            raise ValueError(f"a line that is not {tasks} accuracies in percent")
         return found
 
 

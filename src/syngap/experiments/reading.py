@@ -25,7 +25,7 @@ SMALL = 1 << 24  # bytes of a file that people could read
 LARGE = 1 << 30  # bytes of a record of a long run
 MOST_VALUES = 1 << 18  # in one YAML file, counted where they are used
 DEEPEST = 64  # values within values
-LARGEST = 1 << 63  # whole numbers, either way
+LARGEST_INTEGER = 1 << 63  # whole numbers, either way
 LONGEST = 200  # letters of a reason
 
 
@@ -101,7 +101,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return [plain(inner, depth + 1) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not finite")
-    if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+    if isinstance(value, int) and not -LARGEST_INTEGER <= value < LARGEST_INTEGER:
         raise ValueError("a whole number of more than 64 bits")
     if isinstance(value, str):
         value.encode()  # which half a character cannot be

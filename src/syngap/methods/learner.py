@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
@@ -68,6 +68,7 @@ class Learner:
         self._last = self.device.type == "cuda" and all(p.dim() < 5 for p in model.parameters())
         if self._last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._never_finite = _not_finite(self.model)
         self._prepare, self._seed = prepare, seed
         self._sources: list[torch.Generator] = []
         self._augmentation = self.generator("augmentation", self.device)
@@ -94,6 +95,12 @@ class Learner:
         source = seeds.generator(self._seed, purpose, device)
         self._sources.append(source)
         return source
+
+    def lasting(self) -> Iterator[Tensor]:
+        """Return what of the network must stay finite: not a mask of -inf, which never was."""
+        for name, value in self.model.state_dict().items():
+            if isinstance(value, Tensor) and name not in self._never_finite:
+                yield value
 
     def held(self) -> Callable[[], None]:
         """Return what brings buffers and random numbers back to where they are now."""
@@ -128,3 +135,7 @@ class Learner:
         with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
             logits: Tensor = self.model(x)
         return logits.float()
+
+
+def _not_finite(model: nn.Module) -> set[str]:
+    return {name for name, buffer in model.named_buffers() if not buffer.isfinite().all()}

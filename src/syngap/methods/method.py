@@ -87,7 +87,7 @@ class Method:
 
     def lasting(self) -> Iterable[Tensor]:
         """Return what must stay finite: the network, and what the optimizer keeps of it."""
-        yield from self.learner.model.state_dict().values()
+        yield from self.learner.lasting()
         for state in self.optimizer.state_dict()["state"].values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 

@@ -20,7 +20,14 @@ from torch.distributions import Distribution
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.precision import wide
 
-__all__ = ["SCALE", "Prediction", "read_prediction", "sample_labels", "score_sums"]
+__all__ = [
+    "SCALE",
+    "Prediction",
+    "read_prediction",
+    "require_graph",
+    "sample_labels",
+    "score_sums",
+]
 
 # Half precision, anywhere between the parameters and the output, flushes small gradients to zero. A
 # power of two lifts them and is taken out again, exactly, where the scores are squared.
@@ -123,7 +130,7 @@ def _read_logits(
             f"logits need at least two classes in the last dimension, got {tuple(logits.shape)}; "
             "for a single logit pass torch.distributions.Bernoulli(logits=...)"
         )
-    _require_graph(logits)
+    require_graph(logits)
     _require_mask(mask, logits.shape[:-1])
     # The largest logit of a row is finite unless one is NaN or +inf or all are -inf; single -inf
     # are how classes are ruled out.
@@ -173,7 +180,7 @@ def _read_distribution(
         raise ValueError(
             f"the distribution needs a batch dimension, got batch_shape {tuple(log_prob.shape)}"
         )
-    _require_graph(log_prob)
+    require_graph(log_prob)
     _require_mask(mask, log_prob.shape)
     if check and not torch.isfinite(log_prob).all():
         raise NotFiniteError(f"log-probabilities must be finite, got {_count_bad(log_prob)}")
@@ -197,7 +204,8 @@ def _normalise(
     return cotangent.mul_(max(count, 1) ** -0.5), count
 
 
-def _require_graph(output: Tensor) -> None:
+def require_graph(output: Tensor) -> None:
+    """Refuse what no gradient can be taken of."""
     if not output.requires_grad:
         raise RuntimeError(
             "observe needs a prediction that still has its graph, got one that requires no "

@@ -33,6 +33,7 @@ from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.estimator import Estimator, EstimatorName
 from syngap.optim.finite import NonFinite, check_policy, spoilt
+from syngap.optim.importance import require_graph
 from syngap.optim.means import Means
 from syngap.optim.notices import Notices
 from syngap.optim.observation import Observation, merged
@@ -273,6 +274,8 @@ class SynGAP(Optimizer):
         """
         self._refuse_stand_ins()
         if not self.is_due():
+            if isinstance(prediction, Tensor):
+                require_graph(prediction)  # a mistake shows at once, not at the next refresh
             return
         self._names()  # or a head that was replaced without grow() would never learn
         observation = self._estimator.estimate(
@@ -575,6 +578,9 @@ class SynGAP(Optimizer):
         if "_every" in state:
             state = {**state, "_schedule": Schedule(state["_every"], 0), "_compact": False}
         super().__setstate__({"_non_finite": None, **state})
+        for group in self.param_groups:
+            group.setdefault("skipped", 0)
+            group.setdefault("version", VERSION)
         self._means = None
         self._grads_then = []
 

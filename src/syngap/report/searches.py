@@ -8,6 +8,7 @@ DIR/search/
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +174,7 @@ def _space(given: Mapping[str, Any]) -> Space:
 def _lines(path: Path) -> list[dict[str, str]]:
     with reading(path):
         try:
-            return list(csv.DictReader(text_in(path).splitlines(keepends=True)))
+            return list(csv.DictReader(io.StringIO(text_in(path), newline="")))
         except csv.Error as error:
             raise ValueError(error) from error
 
