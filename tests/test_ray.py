@@ -245,7 +245,8 @@ def test_whatever_interrupts_the_caller_ends_the_workers(here: Path, cluster: Cl
         cluster.run(tasks, None, interrupt)
     until(lambda: all(nobody_in(task.folder) for task in tasks if task.folder.exists()), 20)
     assert not list(Path("out").glob(".*"))
-    assert {state(task.folder) for task in tasks if task.folder.exists()} == {"running"}
+    begun = [task.folder for task in tasks if (task.folder / "status.json").is_file()]
+    assert {state(folder) for folder in begun} == {"running"}
 
 
 def until(condition: Callable[[], object], seconds: float = 120) -> None:
