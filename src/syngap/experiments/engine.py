@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import multiprocessing
 import os
@@ -19,8 +18,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from syngap.errors import UserError
 from syngap.experiments.environment import chosen_device, environment
 from syngap.experiments.files import alone_in, write, write_json, write_yaml
+from syngap.experiments.folder import read_status
 from syngap.experiments.plan import is_done
 from syngap.experiments.run import Job, execute
 from syngap.experiments.sharing import fitting, served
@@ -293,6 +294,9 @@ def note_failure(job: Job, message: str, trace: str) -> None:
     """Write why a run failed into its folder, if that can be."""
     with suppress(OSError, ValueError):  # the message says it, and the disk may be what failed
         path = job.folder / "status.json"
-        status = json.loads(path.read_text()) if path.is_file() else {}
+        try:
+            status = read_status(job.folder)
+        except UserError:  # damaged: what it said is lost
+            status = {}
         write_json(path, {**status, "state": "failed", "error": message})
         write(job.folder / "error.txt", f"{trace.rstrip()}\n".encode())

@@ -38,6 +38,22 @@ def _numbers(summary: Mapping[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in summary.items()}
 
 
+def _whole(saved: Any) -> dict[str, Any]:
+    """Return what `save` packed; ValueError where it is something else."""
+    try:
+        found: dict[str, Any] = saved
+        size, numbers = found["metrics_bytes"], [found["state"]["step"], found["state"]["seconds"]]
+        numbers += [number for after, row in found["rows"] for number in (after, *row)]
+    except (LookupError, TypeError) as error:
+        raise ValueError("not a checkpoint of a run") from error
+    right = all(isinstance(number, (int, float)) for number in numbers)
+    if not right or type(size) is not int or size < 0:
+        raise ValueError("not a checkpoint of a run")
+    if not isinstance(found.get("fingerprint", ""), str):
+        raise ValueError("not a checkpoint of a run")
+    return found
+
+
 class FolderJournal:
     """Keeps a run in `folder`; a kill at any instant loses at most the time since a checkpoint.
 
@@ -88,7 +104,7 @@ class FolderJournal:
             stray.unlink()
         for path in reversed(self._saves()):
             try:
-                saved = unpacked(path.read_bytes())
+                saved = _whole(unpacked(path.read_bytes()))
             except UserError as error:  # whole, and not for us
                 raise UserError(f"{path}: {error}") from error
             except ValueError as error:

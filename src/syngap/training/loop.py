@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from syngap.errors import UserError
 from syngap.methods.method import Method
 from syngap.metrics import Evaluation
 from syngap.streams.stream import Batch, Stream
@@ -67,8 +68,11 @@ def train(
         first = stream.tasks - 1 if at_once else 0
         journal.evaluated(evaluate(method.learner, stream, 0, first, False), method.summary())
     else:
-        method.load_state_dict(state["method"])
-        restore_random_states(state["random"], device)
+        try:
+            method.load_state_dict(state["method"])
+            restore_random_states(state["random"], device)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"the checkpoint does not fit this run ({error})") from error
 
     take = stepping(method)
     step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
