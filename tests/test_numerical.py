@@ -204,6 +204,16 @@ def test_an_optimizer_that_was_pickled_before_steps_were_counted_begins_at_none(
     assert all("version" in group for group in earlier.state_dict()["param_groups"])
 
 
+def test_logits_that_are_not_finite_name_the_step_and_a_rate_to_try() -> None:
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=40.0)
+    prepare(model, optimizer, 0)
+    optimizer.step()
+    logits = model(torch.full((2, model[0].in_features), math.nan))
+    with pytest.raises(NotFiniteError, match=r"in step 2\. .*it is 40, try 4.*'skip'"):
+        optimizer.observe(logits)
+
+
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_what_was_observed_goes_with_the_gradients(policy: Any) -> None:
     model = network()

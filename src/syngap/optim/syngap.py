@@ -278,14 +278,19 @@ class SynGAP(Optimizer):
                 require_graph(prediction)  # a mistake shows at once, not at the next refresh
             return
         self._names()  # or a head that was replaced without grow() would never learn
-        observation = self._estimator.estimate(
-            prediction,
-            self._trainable(),
-            targets=targets,
-            mask=mask,
-            check=not self._is_capturable(),
-            leave_out=self._non_finite == "skip",
-        )
+        try:
+            observation = self._estimator.estimate(
+                prediction,
+                self._trainable(),
+                targets=targets,
+                mask=mask,
+                check=not self._is_capturable(),
+                leave_out=self._non_finite == "skip",
+            )
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"{error}, in step {self._steps() + 1}. {self._advice()}"
+            ) from None
         self._observation = merged(self._observation, observation)
         self._grads_then = self._grads_now()
 
@@ -673,12 +678,17 @@ class SynGAP(Optimizer):
         names = self._names() or self._given_names()
         listed = ", ".join(names[param] for param in bad[:_NAMED])
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        rate = max((float(group["lr"]) for group in self.param_groups if "lr" in group), default=0)
-        numbers = f" (it is {rate:g}, try {rate / _MUCH_LARGER:g})" if rate else ""
         raise NotFiniteError(
             f"the gradients of step {self._steps() + 1} are not finite (of {listed}{more}): "
-            f"nothing has moved. A smaller lr may help{numbers}, or non_finite='skip', which "
-            "leaves such steps out and counts them"
+            f"nothing has moved. {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        rate = max((float(group["lr"]) for group in self.param_groups if "lr" in group), default=0)
+        numbers = f" (it is {rate:g}, try {rate / _MUCH_LARGER:g})" if rate else ""
+        return (
+            f"A smaller lr may help{numbers}, or non_finite='skip', which leaves such steps out "
+            "and counts them"
         )
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # imports dynamo at the first call, not here
