@@ -39,6 +39,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "syngap-empirical": ("syngap", {"buffer": 0, "estimator": "empirical", "bounded": False}),
     "syngap-adam": ("syngap", {"buffer": 9, "replay": 4, "optimizer": "adam", "lr": 0.01}),
     "syngap-compact": ("syngap", {"buffer": 9, "replay": 4, "compact": True}),
+    "er-average": ("er", {"buffer": 9, "replay": 4, "average": 0.7}),
+    "ewcpp-average": ("ewcpp", {"interval": 3, "average": 0.7}),
+    "syngap-average": ("syngap", {"buffer": 9, "replay": 4, "average": 0.7}),
     "joint": ("joint", {"momentum": 0.9}),
     "joint-retrained": ("joint", {"retrained": True, "optimizer": "adam", "lr": 0.01}),
 }
@@ -134,5 +137,10 @@ def parts(stream: Stream) -> list[list[Batch]]:
 
 
 def weights(method: Method) -> dict[str, Tensor]:
-    """Copies of everything in the network."""
-    return {name: value.clone() for name, value in method.learner.model.state_dict().items()}
+    """Copies of everything in the network, and in its average where there is one."""
+    learner = method.learner
+    found = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    if learner.judged is not learner.model:
+        averaged = learner.judged.state_dict().items()
+        found |= {f"average.{name}": value.clone() for name, value in averaged}
+    return found

@@ -25,6 +25,7 @@ if not RESEARCH.is_dir():
     pytest.skip("there is no research/ beside the tests", allow_module_level=True)
 sys.path.insert(0, str(RESEARCH / "src"))
 
+from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
 
 KEPT: dict[str, Any] = {"lr": 0.3, "buffer": 10, "replay": 4}
@@ -54,6 +55,8 @@ def learned(method: Method, steps: int = 30) -> list[list[Tensor]]:
         (ER, {}, {"rule": "none"}),
         (ERACE, {}, {"rule": "none", "loss": "ace"}),
         (DERpp, {}, {"rule": "none", "loss": "derpp"}),
+        (GatedERACE, {"every": 1}, {"loss": "ace"}),
+        (GatedDERpp, {"every": 1}, {"loss": "derpp"}),
     ],
 )
 def test_it_is_the_method_that_its_options_name(

@@ -58,7 +58,7 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
     ) as journal:
         begin = _heard(begin, journal)
         method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
-        journal.close(method.learner.model)
+        journal.close(method.learner.judged)
 
 
 def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
@@ -73,7 +73,7 @@ def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], 
 
     def heard() -> Method:
         method = begin()
-        method.learner.model.register_forward_hook(after_forward)
+        method.learner.judged.register_forward_hook(after_forward)
         return method
 
     return heard

@@ -45,7 +45,8 @@ class DERpp(ER):
         """Return the three terms, from one forward pass over all samples."""
         past = self._draws()
         parts = [batch.x, *(drawn["x"] for drawn in past)]
-        logits = self.learner.predict(torch.cat(parts))
+        labels = [batch.y, *(drawn["y"] for drawn in past)]
+        logits = self.predict(torch.cat(parts), torch.cat(labels))
         arriving, *replayed = torch.split(logits, [len(part) for part in parts])
         self._said = arriving.detach()
         loss = cross_entropy(arriving, batch.y)

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from syngap import optim
 from syngap.errors import UserError
+from syngap.methods.average import Average
 from syngap.methods.learner import Learner
 from syngap.methods.method import Method
 from syngap.options import NonNegative, Positive, Retention
@@ -27,6 +28,7 @@ class Descent(Method):
         momentum: of SGD alone.
         weight_decay: added to the gradient; with Ballistic, apart from it.
         optimizer: "sgd", "adam" or "ballistic".
+        average: retention of averaged weights, by which the network is judged and kept; 0 is none.
     """
 
     def __init__(
@@ -37,8 +39,11 @@ class Descent(Method):
         momentum: Retention = 0.0,
         weight_decay: NonNegative = 0.0,
         optimizer: OptimizerName = "sgd",
+        average: Retention = 0.0,
     ) -> None:
         super().__init__(learner)
+        if average:
+            learner.average = Average(learner.model, average)
         if momentum and optimizer != "sgd":
             raise UserError(
                 f"momentum: got {momentum} with {optimizer}, which has none to set; leave it 0"

@@ -27,7 +27,7 @@ class ER(Descent):
         buffer: samples the memory holds; 0 is none.
         replay: samples drawn from it at each step.
         memory: "reservoir" keeps every sample with equal chance, "balanced" every class alike.
-        **descent: options of `Descent`: lr, momentum, weight_decay, optimizer.
+        **descent: options of `Descent`: lr, momentum, weight_decay, optimizer, average.
     """
 
     def __init__(
@@ -47,7 +47,11 @@ class ER(Descent):
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of what arrives and what is drawn, together."""
         x, y = self.with_replay(batch)
-        return cross_entropy(self.learner.predict(x), y)
+        return cross_entropy(self.predict(x, y), y)
+
+    def predict(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return logits of samples for learning; whoever looks at logits and labels looks here."""
+        return self.learner.predict(x)
 
     def with_replay(self, batch: Batch) -> Batch:
         """Return `batch` followed by samples from the memory, if it has any."""

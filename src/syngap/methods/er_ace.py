@@ -18,7 +18,7 @@ class ERACE(ER):
     def loss(self, batch: Batch) -> Tensor:
         """Return the stream's loss over the classes present plus the replay's over all."""
         x, y = self.with_replay(batch)
-        arriving, replayed = self.learner.predict(x).tensor_split([len(batch.y)])
+        arriving, replayed = self.predict(x, y).tensor_split([len(batch.y)])
         absent = torch.ones(arriving.shape[1], dtype=torch.bool, device=arriving.device)
         absent.index_fill_(0, batch.y, False)  # an assignment would bring False from the CPU
         loss = cross_entropy(arriving.masked_fill(absent, -torch.inf), batch.y)

@@ -57,6 +57,7 @@ class EWCpp(ER):
         self.backward(self.loss(batch))
         self._observe_and_pull()
         self.optimizer.step()
+        self.learner.follow()
         self.remember(batch)
 
     def between(self) -> None:

@@ -17,7 +17,7 @@ class Joint(Descent):
         learner: the network and how it sees samples.
         retrained: train anew on tasks 1..k for every k, which gives intransigence the reference of
             Chaudhry 2018 at (T + 1) / 2 times the cost.
-        **descent: options of `Descent`: lr, momentum, weight_decay, optimizer.
+        **descent: options of `Descent`: lr, momentum, weight_decay, optimizer, average.
     """
 
     def __init__(self, learner: Learner, *, retrained: bool = False, **descent: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from syngap import seeds
+from syngap.methods.average import Average
 from syngap.methods.guard import Guard
 from syngap.optim.finite import NonFinite
 
@@ -36,6 +37,7 @@ class Learner:
 
     Attributes:
         guard: looks.
+        average: the network's averaged weights, where a method keeps them.
 
     Examples:
         >>> learner = Learner(nn.Linear(2, 3), lambda x, generator: x / 255)
@@ -68,6 +70,7 @@ class Learner:
         self._last = self.device.type == "cuda" and all(p.dim() < 5 for p in model.parameters())
         if self._last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.average: Average | None = None
         self._never_finite = _not_finite(self.model)
         self._prepare, self._seed = prepare, seed
         self._sources: list[torch.Generator] = []
@@ -77,14 +80,26 @@ class Learner:
         """Return float32 logits for learning: augmented, in training mode."""
         return self._forward(self._prepare(x.to(self.device), self._augmentation))
 
+    @property
+    def judged(self) -> nn.Module:
+        """The network as it is judged and kept: the averaged one where there is one."""
+        return self.model if self.average is None else self.average.model
+
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
         """Return float32 logits for judging: as stored, in evaluation mode."""
-        self.model.eval()
+        judged = self.judged
+        training = judged.training
+        judged.eval()
         try:
-            return self._forward(self._prepare(x.to(self.device), None))
+            return self._forward(self._prepare(x.to(self.device), None), judged)
         finally:
-            self.model.train()
+            judged.train(training)
+
+    def follow(self) -> None:
+        """Let averaged weights, if there are any, take in the newest."""
+        if self.average is not None:
+            self.average.follow()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what can be learned."""
@@ -98,9 +113,10 @@ class Learner:
 
     def lasting(self) -> Iterator[Tensor]:
         """Return what of the network must stay finite: not a mask of -inf, which never was."""
-        for name, value in self.model.state_dict().items():
-            if isinstance(value, Tensor) and name not in self._never_finite:
-                yield value
+        for model in dict.fromkeys((self.model, self.judged)):
+            for name, value in model.state_dict().items():
+                if isinstance(value, Tensor) and name not in self._never_finite:
+                    yield value
 
     def held(self) -> Callable[[], None]:
         """Return what brings buffers and random numbers back to where they are now."""
@@ -118,22 +134,27 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that training changes here."""
-        return {
+        state = {
             "model": self.model.state_dict(),
             "augmentation": self._augmentation.get_state(),
         }
+        if self.average is not None:
+            state["average"] = self.average.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.model.load_state_dict(state["model"])
         self._augmentation.set_state(state["augmentation"].cpu())
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         low = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
-            logits: Tensor = self.model(x)
+            logits: Tensor = (model or self.model)(x)
         return logits.float()
 
 

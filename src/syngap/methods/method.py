@@ -57,6 +57,7 @@ class Method:
         self.optimizer.zero_grad()
         self.backward(self.loss(batch))
         self.optimizer.step()
+        self.learner.follow()
         self.remember(batch)
 
     def backward(self, loss: Tensor) -> None:

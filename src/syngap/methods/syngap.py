@@ -6,14 +6,12 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from syngap import optim
 from syngap.methods.descent import OptimizerName
 from syngap.methods.er import ER
 from syngap.methods.learner import Learner
 from syngap.options import Count, Natural, NonNegative, Positive, Proportion, Retention
-from syngap.streams.stream import Batch
 
 __all__ = ["SynGAP"]
 
@@ -90,12 +88,11 @@ class SynGAP(ER):
         else:
             self.optimizer = optim.SynGAP.wrap(self.optimizer, **gate)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of ER; importance comes from the same forward pass."""
-        x, y = self.with_replay(batch)
-        logits = self.learner.predict(x)
+    def predict(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return logits of samples for learning; importance comes from the same forward pass."""
+        logits = super().predict(x, y)
         self.optimizer.observe(logits, targets=y if self.true_labels else None)
-        return cross_entropy(logits, y)
+        return logits
 
     def undo(self) -> None:
         """Forget also what was observed."""

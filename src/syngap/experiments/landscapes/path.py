@@ -52,7 +52,7 @@ class _Album:
     def reached(self, step: int) -> bool:
         self._tell("learning", step, self._last)
         if step in self._steps:
-            state = self.method.learner.model.state_dict()
+            state = self.method.learner.judged.state_dict()
             self.kept[step] = {name: value.clone() for name, value in state.items()}
         return False
 
