@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map_only
 
 from syngap import SynGAP
 
@@ -290,6 +291,40 @@ def test_resume_into_an_optimizer_that_was_in_use_is_bitwise(make: Make) -> None
         its.step()
         train(subject, its, range(4, 8))
     assert_identical(values_of(used), values_of(model))
+
+
+@every_maker
+def test_resume_is_bitwise_for_a_network_in_channels_last(make: Make) -> None:
+    """A file keeps values and no order in memory; in another order sums end in other digits."""
+
+    def pictures() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Conv2d(3, 40, 5), nn.Tanh(), nn.Flatten(), nn.Linear(640, 5))
+        return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def learn(model: nn.Module, optimizer: SynGAP, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            logits = model(torch.randn(6, 3, 8, 8))
+            optimizer.zero_grad()
+            optimizer.observe(logits)
+            F.cross_entropy(logits, torch.arange(6) % 5).backward()
+            optimizer.step()
+
+    model = pictures()
+    optimizer = make(model)
+    learn(model, optimizer, range(4))
+    kept = tree_map_only(Tensor, lambda v: v.contiguous().clone(), optimizer.state_dict())
+    resumed = pictures()
+    resumed.load_state_dict(model.state_dict())
+    fresh = make(resumed)
+    fresh.load_state_dict(kept)
+    for param in resumed.parameters():
+        orders = {v.stride() for v in fresh.state[param].values() if v.shape == param.shape}
+        assert orders <= {param.stride()}
+    for subject, its in ((model, optimizer), (resumed, fresh)):
+        learn(subject, its, range(4, 9))
+    assert_identical(values_of(resumed), values_of(model))
 
 
 @every_maker

@@ -12,7 +12,7 @@ from syngap.optim.compact import first_turn
 from syngap.optim.precision import accumulator, kept_in
 from syngap.optim.sharded import is_sharded
 
-__all__ = ["VERSION", "check_version", "grown", "match", "require_growth", "restored"]
+__all__ = ["VERSION", "check_version", "grown", "laid_out", "match", "require_growth", "restored"]
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
@@ -75,6 +75,7 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     if "importance" not in saved:
         return {}
     importance = saved["importance"].to(param.device, kept_in(param.dtype, compact), copy=True)
+    importance = laid_out(param, importance)
     state = {"importance": importance}
     if compact:
         turn = saved.get("turn")
@@ -91,6 +92,18 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     # Means are kept in the widest type of the network.
     dtype = torch.promote_types(dtype, mean.dtype)
     return state | {"mean": mean.to(param.device, dtype, copy=True)}
+
+
+def laid_out(param: Tensor, value: Tensor) -> Tensor:
+    """Return `value` in the order of memory that a parameter of its shape has.
+
+    Files keep no such order. In another one sums would run otherwise, and end in other last digits
+    than those of a run that was never interrupted.
+    """
+    if value.shape != param.shape or value.stride() == param.stride() or is_sharded(value):
+        return value
+    like = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format)
+    return like.copy_(value)
 
 
 def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]) -> None:

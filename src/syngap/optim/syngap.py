@@ -47,7 +47,7 @@ from syngap.optim.options import (
 from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
 from syngap.optim.precision import accumulator, kept_in, wide
 from syngap.optim.schedule import Schedule
-from syngap.optim.states import VERSION, grown, match, require_growth, restored
+from syngap.optim.states import VERSION, grown, laid_out, match, require_growth, restored
 from syngap.optim.summary import describe, thinned
 from syngap.optim.update import Work, fold, update
 
@@ -564,6 +564,9 @@ class SynGAP(Optimizer):
             if state:
                 self.state[param].pop("turn", None)  # of one that is compact, if this is not
                 self.state[param] |= restored(param, state, self._compact)
+            for key, value in self.state[param].items():
+                if isinstance(value, Tensor):
+                    self.state[param][key] = laid_out(param, value)
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)  # an option that the saving version did not have
