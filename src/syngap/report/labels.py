@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from syngap.errors import printable
+from syngap import methods as known
+from syngap.errors import UserError, printable
+from syngap.options import defaults
 
 __all__ = ["labels"]
 
@@ -30,7 +32,7 @@ def labels(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return row → its label: the method, and what sets the row apart from the method's own row.
 
     A row that has its method's name is the method's own. Without one, a label says the options in
-    which the method's rows differ.
+    which the method's rows differ. Of an option that came later than a run, the run has the default.
 
     Args:
         methods: row → the method's options, its name among them.
@@ -55,12 +57,20 @@ def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[s
         return called
     same = {name: other for name, other in methods.items() if other["name"] == method}
     others = [same[method]] if method in same else list(same.values())
+    others = [{**_defaults(method), **other} for other in others]
     apart = {
         option: value
         for option, value in options.items()
         if any(option in other and other[option] != value for other in others)
     }
     return ", ".join([called, *_said(apart)])
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    try:
+        return defaults(known.registry.get(method))
+    except UserError:  # of a package that is not installed here
+        return {}
 
 
 def _said(options: Mapping[str, Any]) -> list[str]:
