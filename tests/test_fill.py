@@ -21,6 +21,7 @@ from syngap.report import paper
 from syngap.report.asked import ASKED, answer
 from syngap.report.blocks import fill, stale
 from syngap.report.figures import accuracy_figure, every_figure, landscape_figure
+from syngap.report.labels import completed
 from syngap.report.overview import wall_clock
 from syngap.report.reproduction import reproduced, told
 from syngap.report.results import Results
@@ -107,6 +108,25 @@ def test_a_curve_has_the_rows_that_differ_in_nothing_else(results: Results) -> N
     assert head == "| ACC ↑ by lr | 0.01 | 0.3 | 1.0 |"
     assert er == "| ER | 42.0 ± 2.8 | **51.0 ± 1.4** | – |"
     assert syngap == "| SynGAP | 30.0 ± 0.0 | 60.0 ± 2.8 | **72.5 ± 3.5** |"
+
+
+def test_a_curve_may_be_that_of_a_row_and_later_options_have_their_default(tmp_path: Path) -> None:
+    given = {
+        "er": {"lr": 0.3},  # of a run that is older than the option
+        "er_lr0.01": {"lr": 0.01, "average": 0.0},
+        "er_average": {"lr": 0.3, "average": 0.9},
+        "er_average_lr0.01": {"lr": 0.01, "average": 0.9},
+    }
+    write_experiment(tmp_path / "a", {}, ())
+    for place, (row, options) in enumerate(given.items()):
+        made = Made("er", options=options)
+        R = [[90, 0], [10 * place, 10 * place]]
+        write_run(tmp_path / "a", row, made, 0, R=R, every=50, extra={"experiment": "a"})
+    _, _, *lines = answer("curve a methods=er,er_average", Results(tmp_path)).splitlines()
+    assert lines == [
+        "| ER | **10.0** | 0.0 |",
+        "| ER, average 0.9 | **30.0** | 20.0 |",
+    ]
 
 
 def test_a_rate_at_which_all_seeds_diverged_stands_in_the_curve(tmp_path: Path) -> None:
@@ -427,8 +447,9 @@ def test_what_was_run_is_what_the_experiment_beside_it_says() -> None:
         rows, seeds = ({getattr(run, key) for run in known.runs(name)} for key in ("row", "seed"))
         assert (rows, seeds) == (set(asked["methods"]), set(asked["seeds"])), name
         for run in known.runs(name):
-            method = dict(run.config["method"])
-            assert {"method": method.pop("name"), **method} == asked["methods"][run.row], run.path
+            method = dict(asked["methods"][run.row])
+            method = {"name": method.pop("method"), **method}
+            assert completed(run.config["method"]) == completed(method), run.path
             for part in ("stream", "model"):  # to which options may have come later
                 assert run.config[part].items() <= asked[part].items(), run.path
 

@@ -10,6 +10,7 @@ from syngap.errors import UserError, nearest
 from syngap.report import curve as curves
 from syngap.report import overview, searches
 from syngap.report import paper as papers
+from syngap.report import robustness as robust
 from syngap.report.columns import decimals, shown
 from syngap.report.differences import half, paired, times
 from syngap.report.results import Results
@@ -53,6 +54,18 @@ def curve(
 ) -> str:
     """Return a measure by the values of an option."""
     return curves.markdown(results.rows(NAME), methods.split(","), over, measure)
+
+
+def robustness(
+    results: Results,
+    NAME: str,
+    *,
+    methods: str = "er,syngap",
+    over: str = "lr",
+    measure: str = "ACC",
+) -> str:
+    """Return how much the choice of an option's value matters to each method."""
+    return robust.markdown(results.rows(NAME), methods.split(","), over, measure)
 
 
 def value(results: Results, NAME: str, ROW: str, MEASURE: str, *, only: str = "") -> str:
@@ -148,7 +161,7 @@ ASKED: dict[str, Callable[..., str]] = {
     kind.__name__: kind
     for kind in (
         *(table, curve, value, difference, time, paper, notes, search, option, runs, experiments),
-        measured,
+        *(measured, robustness),
     )
 }
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syngap.errors import UserError
 from syngap.report.columns import shown
+from syngap.report.labels import completed
 from syngap.report.rows import MEASURES, Row
 
-__all__ = ["curve", "markdown"]
+__all__ = ["curve", "label", "markdown"]
 
 
 def curve(rows: Sequence[Row], method: str, over: str) -> dict[Any, Row]:
     """Return value of the option → row, in the order of the values.
 
-    The rows are those of `method` that agree with the row of that name in everything but `over`;
-    where there is none of that name, with the first. A row may have no finished seed.
+    The rows are those that agree with the row of that name in everything but `over`; where there is
+    none of that name, with the method's first. A row may have no finished seed.
 
     Args:
         rows: of the experiment.
-        method: the method's name.
+        method: a method's name, or a row's.
         over: the option's.
     """
-    same = [row for row in rows if row.method == method and _orders(row.options.get(over))]
-    own = next((row for row in same if row.name == method), same[0] if same else None)
+    ordered = [row for row in rows if _orders(row.options.get(over))]
+    named = [row for row in ordered if row.name == method]
+    own = next(iter(named or [row for row in ordered if row.method == method]), None)
+    same = [row for row in ordered if own and row.method == own.method]
     found = {row.options[over]: row for row in same if own and _rest(row, over) == _rest(own, over)}
     return {value: found[value] for value in sorted(found, key=_text_last)}
 
@@ -41,7 +44,7 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
     sign = -1 if MEASURES[measure].better == "down" else 1
     lines = [f"| {MEASURES[measure].heading} by {over} | {' | '.join(map(str, places))} |"]
     lines.append(f"|---|{'---:|' * len(places)}")
-    for found in curves.values():
+    for method, found in curves.items():
         means = {value: row.spread(measure) for value, row in found.items()}
         best = max((sign * spread.mean for spread in means.values() if spread), default=None)
         cells = []
@@ -52,9 +55,14 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
             cell = f"**{cell}**" if spread and sign * spread.mean == best else cell
             few = found[value].few() if value in found else ""
             cells.append(f"{cell} ({few})" if few else cell)
-        label = next(iter(found.values())).label.partition(", ")[0]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        lines.append(f"| {label(method, found)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def label(method: str, found: Mapping[Any, Row]) -> str:
+    """Return what a curve is called: as the row of its name is, or the method."""
+    named = [row.label for row in found.values() if row.name == method]
+    return named[0] if named else next(iter(found.values())).label.partition(", ")[0]
 
 
 def _orders(value: Any) -> bool:
@@ -66,4 +74,4 @@ def _text_last(value: Any) -> tuple[bool, Any]:
 
 
 def _rest(row: Row, over: str) -> dict[str, Any]:
-    return {name: value for name, value in row.options.items() if name != over}
+    return {name: value for name, value in completed(row.options).items() if name != over}

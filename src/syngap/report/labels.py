@@ -11,7 +11,7 @@ from syngap import methods as known
 from syngap.errors import UserError, printable
 from syngap.options import defaults
 
-__all__ = ["labels"]
+__all__ = ["completed", "labels"]
 
 _METHODS = {
     "adam": "Adam",
@@ -32,7 +32,7 @@ def labels(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return row → its label: the method, and what sets the row apart from the method's own row.
 
     A row that has its method's name is the method's own. Without one, a label says the options in
-    which the method's rows differ. Of an option that came later than a run, the run has the default.
+    which the method's rows differ; of one that came later than a run, the run has the default.
 
     Args:
         methods: row → the method's options, its name among them.
@@ -57,7 +57,7 @@ def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[s
         return called
     same = {name: other for name, other in methods.items() if other["name"] == method}
     others = [same[method]] if method in same else list(same.values())
-    others = [{**_defaults(method), **other} for other in others]
+    others = [completed(other) for other in others]
     apart = {
         option: value
         for option, value in options.items()
@@ -66,11 +66,13 @@ def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[s
     return ", ".join([called, *_said(apart)])
 
 
-def _defaults(method: str) -> dict[str, Any]:
+def completed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's options, at their defaults where they came later than what is said."""
     try:
-        return defaults(known.registry.get(method))
+        later = defaults(known.registry.get(options["name"]))
     except UserError:  # of a package that is not installed here
-        return {}
+        later = {}
+    return {**later, **options}
 
 
 def _said(options: Mapping[str, Any]) -> list[str]:
