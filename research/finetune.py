@@ -63,6 +63,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(8, 1, 2, 32, 1e-2),
+    "mini": Size(64, 3, 4, 128, 5e-3),  # for a CPU
     "small": Size(128, 4, 4, 256, 3e-3),
     "medium": Size(384, 6, 6, 256, 1e-3),
     "large": Size(768, 14, 12, 256, 5e-4),
