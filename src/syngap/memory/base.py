@@ -100,11 +100,10 @@ class Memory(ABC):
         slots = self._slots(uniform.tolist(), fields)
         # Where two of a batch want the same slot the later one has it; writing both at once would
         # leave that to chance on an accelerator.
-        latest = {slot: row for row, slot in enumerate(slots)}
-        kept = [
-            slot if slot < self.size and latest[slot] == row else self.size
-            for row, slot in enumerate(slots)
-        ]
+        latest = {slot: row for row, slot in enumerate(slots) if slot < self.size}
+        kept = [self.size] * count
+        for slot, row in latest.items():
+            kept[row] = slot
         self.seen += count
         return indices(kept)
 

@@ -115,7 +115,7 @@ class Stream:
             index = members[place * count // steps : (place + 1) * count // steps]
         else:
             index = members[place * self._batch : (place + 1) * self._batch]
-        x, y = self._train.samples.take(index), self._train.labels[index]
+        x, y = self._train.samples.take(index), self._train.labels.index_select(0, index)
         # Blocking, these would wait until the GPU has done all steps so far.
         return Batch(x.to(self._device, non_blocking=True), y.to(self._device, non_blocking=True))
 
