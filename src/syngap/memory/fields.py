@@ -8,6 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from syngap.memory.drawing import indices
+
 __all__ = ["Fields"]
 
 _Kind: TypeAlias = tuple[torch.dtype, torch.Size]
@@ -51,10 +53,10 @@ class Fields:
         if not self.size:
             return
         if self.device.type == "cpu":  # nothing has to be the same work at every step
-            kept = (slots < self.size).nonzero().flatten()
+            kept = indices([row for row, slot in enumerate(slots.tolist()) if slot < self.size])
             if not len(kept):
                 return
-            slots = slots[kept]
+            slots = slots.index_select(0, kept)
             samples = {name: values.index_select(0, kept) for name, values in samples.items()}
         for name, values in samples.items():
             self.tensors[name].index_copy_(0, slots, values.detach().to(self.device))
