@@ -17,8 +17,8 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": ("loop", "step", "importance", "memory", "stream", "operations", "start"),
-    "cuda": ("loop", "gpu", "bandwidth", "memory"),
+    "cpu": ("loop", "bound", "step", "importance", "memory", "stream", "operations", "start"),
+    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory"),
 }
 
 
@@ -35,7 +35,11 @@ def main() -> None:
     for script in args.only.split(",") if args.only else SCRIPTS[args.device]:
         said = [f"# {script}\n", f"{date.today()}, {on}\n"]
         print(*said, sep="\n", flush=True)
-        where = {"loop": [args.device], "memory": ["--device", args.device]}.get(script, [])
+        where = {
+            "loop": [args.device],
+            "bound": [args.device],
+            "memory": ["--device", args.device],
+        }.get(script, [])
         command = [sys.executable, str(HERE / f"{script}.py"), *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout

@@ -1,0 +1,89 @@
+"""How far is a step of ER from what the machine can do? Its time against two bounds.
+
+"Products": the FLOP of forward and backward pass, as torch counts them, at the speed of one large
+product. "Memory": each layer's output written and read once, its gradient too, weights read twice,
+their gradients written and read, weights written, at the speed of a large copy; who fuses layers
+can do with less. Both speeds are measured in the same turns. On a CPU one thread in seconds of its
+CPU; with `cuda` as argument on a GPU, in bfloat16, captured, by the clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from cases import CASES, Case
+from loop import DEVICE, GPU, ROUNDS, ours, timed
+from measure import in_turns, machine, progress, table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+SIDE = 8192 if GPU else 1024  # of the large product
+COPIED = 1 << (31 if GPU else 28)  # bytes, half of them read
+DTYPE = torch.bfloat16 if GPU else torch.float32
+
+
+def work(case: Case) -> tuple[float, float]:
+    """Return the FLOP of a step, and the bytes that it moves at least, layer by layer."""
+    model = case.network().to(DEVICE)
+    samples, labels = (part.to(DEVICE) for part in case.samples(2 * case.batch))
+    written = 0
+
+    def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        nonlocal written
+        written += output.numel() * output.element_size()
+
+    for layer in model.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(note)
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autocast(DEVICE.type, DTYPE, enabled=GPU),
+    ):
+        cross_entropy(model(samples.float()), labels).backward()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return counter.get_total_flops(), 4 * written + 5 * weights
+
+
+def measure(case: Case) -> list[str]:
+    flop, moved = work(case)
+    matrix = torch.randn(SIDE, SIDE, device=DEVICE, dtype=DTYPE)
+    source = torch.ones(COPIED // 8, device=DEVICE)
+    target = torch.empty_like(source)
+    out = torch.empty_like(matrix)
+    turns = {
+        "step": timed(ours(case, "er")),
+        "product": timed(lambda: torch.mm(matrix, matrix, out=out)),
+        "copy": timed(lambda: torch.mul(source, 1.0, out=target)),
+    }
+    found = {name: seconds.median() for name, seconds in in_turns(turns, ROUNDS).items()}
+    speed, bandwidth = 2 * SIDE**3 / found["product"], COPIED / found["copy"]
+    step, products, memory = found["step"] / case.steps, flop / speed, moved / bandwidth
+    return [
+        case.name,
+        f"{1e3 * step:.3g}",
+        f"{flop / 1e9:.3g}",
+        f"{speed / 1e9:.4g}",
+        f"{1e3 * products:.3g}",
+        f"{moved / 1e6:.3g}",
+        f"{bandwidth / 1e9:.4g}",
+        f"{1e3 * memory:.3g}",
+        f"{step / max(products, memory):.2f}",
+    ]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
+    rows = []
+    for case in CASES[DEVICE.type].values():
+        progress(case.name)
+        rows.append(measure(case))
+    head = ["", "ms a step", "GFLOP", "GFLOP/s", "products, ms"]
+    head += ["MB", "GB/s", "memory, ms", "× the larger bound"]
+    table("ER:", head, rows)
+
+
+if __name__ == "__main__":
+    main()
