@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learning import learner, pictures, weights
-from torch import Tensor
+from learning import beginning, learner, network, pictures, weights
+from notebook import Notebook
+from safetensors.torch import load_file
+from tiny import job
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from syngap import methods
-from syngap.methods import Method
-from syngap.streams import Stream
+from syngap.errors import UserError
+from syngap.experiments.engine import run_here
+from syngap.experiments.folder import read_run
+from syngap.experiments.journal import FolderJournal
+from syngap.experiments.landscapes.landscape import landscape
+from syngap.experiments.landscapes.path import learned
+from syngap.experiments.run import beginning as beginning_of
+from syngap.experiments.run import stream_of
+from syngap.methods import Learner, Method
+from syngap.methods.average import Average
+from syngap.streams import Batch, Stream
+from syngap.training import train
 
 KINDS: dict[str, dict[str, Any]] = {
     "er": {"buffer": 9, "replay": 4},
@@ -122,3 +137,122 @@ def test_it_goes_on_from_its_state() -> None:
     ours, theirs = weights(again), weights(whole)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+# Networks that are hard to average ----------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """A mask that never was finite, and a buffer that each pass puts a new tensor in place of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+        self.register_buffer("shift", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.shift = 0.5 * self.shift + 0.5 * x.detach().mean(0)
+        logits: Tensor = self.layer(x - self.shift)
+        return logits + self.mask
+
+
+def test_masks_stay_and_new_buffers_are_followed() -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    method = methods.registry.get("er")(Learner(model, lambda x, generator: x), average=0.5)
+    shifts = []
+    for _ in range(5):
+        method.step(Batch(torch.randn(4, 2) + 3, torch.tensor([0, 1, 0, 1])))
+        shifts.append(model.shift.clone())
+    judged = method.learner.judged
+    assert torch.equal(judged.mask, model.mask)
+    shares = torch.tensor([0.5**age for age in reversed(range(5))])
+    expected = (shares[:, None] * torch.stack(shifts)).sum(0) / shares.sum()
+    torch.testing.assert_close(judged.shift, expected)
+    assert not method.learner.evaluate(torch.randn(4, 2)).isnan().any()
+
+
+def test_a_network_that_cannot_be_copied_is_refused() -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.raw = nn.Parameter(torch.ones(2))
+            self.used = 2 * self.raw  # not a leaf, which deepcopy refuses
+
+    with pytest.raises(UserError, match="average: the network cannot be copied"):
+        Average(Computed(), 0.9)
+
+
+def test_another_method_does_not_inherit_it() -> None:
+    pupil = Learner(network(), lambda x, generator: x.float())
+    kind = methods.registry.get("er")
+    kind(pupil, average=0.9)
+    assert pupil.judged is not pupil.model
+    kind(pupil)
+    assert pupil.judged is pupil.model
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+AVERAGED = ("methods.er.average=0.9", "training.evaluate_every=1")
+
+
+def test_a_run_keeps_the_network_that_it_was_judged_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[FolderJournal] = []
+    monkeypatch.setattr(FolderJournal, "alive", lambda self: heard.append(self))
+    run = job(tmp_path / "er-0", *AVERAGED)
+    run_here(run)
+    stream = stream_of(run.config, None)
+    method = beginning_of(run.config, stream, torch.device("cpu"))()
+    kept = load_file(tmp_path / "er-0" / "checkpoint" / "weights.safetensors")
+    assert method.learner.average is not None
+    method.learner.average.model.load_state_dict(kept)
+    right = []
+    for task in range(stream.tasks):
+        of = (stream.test.task == task).nonzero().flatten()
+        said = method.learner.evaluate(stream.test.samples.take(of)).argmax(1)
+        right.append(100 * float((said == stream.test.labels[of]).float().mean()))
+    assert read_run(tmp_path / "er-0").accuracy[-1] == pytest.approx(right, abs=1e-3)
+    assert len(heard) > 2 * len(stream)  # at each step, and while it is judged after it
+
+
+def test_logits_that_overflow_are_those_of_the_newest_network() -> None:
+    stream = pictures()
+    begin = beginning("er-average", stream)
+
+    def spoilt() -> Method:
+        method = begin()
+        with torch.no_grad():
+            method.learner.parameters()[-2].fill_(3e38)  # the head's weights, finite still
+        return method
+
+    with pytest.raises(FloatingPointError, match="the logits of step"):
+        train(stream, spoilt, Notebook())
+
+
+def test_a_landscape_is_that_of_the_averaged_network(tmp_path: Path) -> None:
+    config = job(tmp_path, *AVERAGED).config
+    found = landscape(config, None, points=2, samples=10**6)
+    stream = stream_of(config, None)
+    pupil, kept = learned(stream, beginning_of(config, stream, torch.device("cpu")), _quiet)
+    last = kept[stream.ends[1]]
+    assert all(torch.equal(last[name], v) for name, v in pupil.judged.state_dict().items())
+    batches = [stream[step] for step in range(stream.ends[0] // config["stream"]["epochs"])]
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    newest = float(cross_entropy(pupil.evaluate(x, newest=True), y))
+    for name, step in (
+        ("initialisation", 0),
+        ("task 1", stream.ends[0]),
+        ("task 2", stream.ends[1]),
+    ):
+        pupil.judged.load_state_dict(kept[step])
+        loss = float(cross_entropy(pupil.evaluate(x), y))
+        assert found.losses_at_points[name] == pytest.approx(loss, rel=1e-4), name
+    assert abs(loss - newest) > 1e-3
+
+
+def _quiet(what: str, done: int, of: int) -> None: ...

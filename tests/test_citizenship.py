@@ -328,6 +328,15 @@ def test_resume_is_bitwise_for_a_network_in_channels_last(make: Make) -> None:
 
 
 @every_maker
+def test_loading_gives_no_state_to_what_had_none(make: Make) -> None:
+    model, other = network(), network()
+    optimizer, loaded = make(model), make(other)
+    loaded.load_state_dict(optimizer.state_dict())
+    assert loaded.state_dict()["state"] == optimizer.state_dict()["state"]
+    assert len(loaded.state) == 0
+
+
+@every_maker
 def test_loading_copies_the_importance(make: Make) -> None:
     model, other = network(), network()
     optimizer, loaded = make(model), make(other)

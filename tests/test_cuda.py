@@ -404,11 +404,12 @@ def no_quiet_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     ("row", "settings"),
     [
         ("er", []),
+        ("er", ["methods.er.average=0.9"]),
         ("derpp", []),
         ("syngap", []),
         ("syngap", ["training.precision=bf16", "methods.syngap.estimator=exact"]),
     ],
-    ids=["er", "derpp", "syngap", "syngap exact bf16"],
+    ids=["er", "er averaged", "derpp", "syngap", "syngap exact bf16"],
 )
 def test_a_deterministic_run_repeats_bit_for_bit_also_when_it_was_interrupted(
     row: str, settings: list[str], captured: bool, images: Path, tmp_path: Path

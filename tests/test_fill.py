@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +23,7 @@ from syngap.report import paper
 from syngap.report.asked import ASKED, answer
 from syngap.report.blocks import fill, stale
 from syngap.report.figures import accuracy_figure, every_figure, landscape_figure
-from syngap.report.labels import completed
+from syngap.report.labels import completed, labels
 from syngap.report.overview import wall_clock
 from syngap.report.reproduction import reproduced, told
 from syngap.report.results import Results
@@ -127,6 +129,13 @@ def test_a_curve_may_be_that_of_a_row_and_later_options_have_their_default(tmp_p
         "| ER | **10.0** | 0.0 |",
         "| ER, average 0.9 | **30.0** | 20.0 |",
     ]
+    named = {row.name: row.label for row in Results(tmp_path).rows("a")}
+    assert named["er_average_lr0.01"] == "ER, lr 0.01, average 0.9"
+
+
+def test_a_row_that_is_older_than_an_option_is_told_from_its_methods_own() -> None:
+    own, older = {"name": "er", "lr": 0.3, "average": 0.9}, {"name": "er", "lr": 0.3}
+    assert labels({"er": own, "er_old": older})["er_old"] == "ER, average 0.0"
 
 
 def test_a_rate_at_which_all_seeds_diverged_stands_in_the_curve(tmp_path: Path) -> None:
@@ -485,7 +494,11 @@ def test_the_figures_of_the_documentation_are_those_of_the_results(tmp_path: Pat
     shared = "table1-cifar100-shared"
     landscapes = read_landscapes(ROOT / "results" / shared)
     written, _ = every_figure(results.runs(shared), landscapes, tmp_path)
-    for path in (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", *written):
+    frontier = tmp_path / "frontier.svg"
+    script = ROOT / "benchmarks" / "frontier.py"
+    subprocess.run([sys.executable, str(script), str(frontier)], check=True)
+    drawn = (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", frontier)
+    for path in (*drawn, *written):
         there = ROOT / "docs" / ("" if path.stem == "demo" else "figures") / path.name
         assert path.read_bytes() == there.read_bytes(), f"`make results` draws {there} again"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,10 +62,47 @@ def test_only_seeds_that_every_value_has_count(tmp_path: Path) -> None:
     assert er == "| ER | 40.0 | 0.3 | 30.0 | 0.24 to 0.38 (× 1.6) | 1 |"
 
 
-@pytest.mark.parametrize("asked", ["methods=er", "methods=sgd", "measure=FM"])
-def test_what_is_no_curve_is_refused(asked: str, tmp_path: Path) -> None:
+def written(folder: Path, row: str, end: float | None, seed: int = 0, **options: Any) -> None:
+    """Write a run of ER that ended at some accuracy, or diverged."""
+    options = {"weight_decay": 0.0, "memory": "reservoir"} | options
+    made, extra = Made("er", options=options), {"experiment": "a"}
+    if end is None:
+        error = "FloatingPointError: the loss is nan"
+        write_run(folder, row, made, seed, state="failed", error=error, extra=extra)
+    else:
+        write_run(folder, row, made, seed, R=[[90, 0], [end, end]], every=50, extra=extra)
+
+
+def test_a_rate_at_which_it_diverged_counts_as_nothing(tmp_path: Path) -> None:
     write_experiment(tmp_path / "a", {}, ())
-    made, R = Made("er", options={"lr": 0.3}), [[90, 0], [40, 40]]
-    write_run(tmp_path / "a", "er", made, 0, R=R, every=50, extra={"experiment": "a"})
-    with pytest.raises(UserError, match=r"robustness is of a measure|no seed of"):
+    for row, lr, end in (("er_0", 0.01, 30.0), ("er_1", 0.1, 30.0), ("er_2", 1.0, None)):
+        written(tmp_path / "a", row, end, lr=lr)
+    *_, er = answer("robustness a methods=er", Results(tmp_path)).splitlines()
+    assert er == "| ER | 30.0 | 0.01 | 22.5 | 0.01 to 0.12 (× 11.7) | 1 |"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("methods=sgd", 'no two rows of "sgd" that differ in "lr" alone'),
+        ("methods=er over=replay", 'no two rows of "er" that differ in "replay" alone'),
+        ("methods=er measure=FM", 'a measure of which more is better, got "FM"'),
+        ("methods=er over=weight_decay", 'positive numbers, and "weight_decay" has others'),
+        ("methods=er over=memory", 'positive numbers, and "memory" has others'),
+        ("methods=er,other", '"er" and "other" have other values of "lr"'),
+        ("methods=late", 'no seed of "late" has finished at every value of "lr"'),
+    ],
+)
+def test_what_is_no_curve_is_refused(asked: str, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    write_experiment(folder, {}, ())
+    written(folder, "er", 40.0, lr=0.3)
+    written(folder, "er_low", 40.0, lr=0.1)
+    written(folder, "er_decayed", 40.0, lr=0.3, weight_decay=0.1)
+    written(folder, "er_balanced", 40.0, lr=0.3, memory="balanced")
+    written(folder, "other", 40.0, lr=0.3, buffer=7)
+    written(folder, "other_high", 40.0, lr=1.0, buffer=7)
+    written(folder, "late", 40.0, lr=0.3, buffer=8)
+    written(folder, "late_high", 40.0, seed=1, lr=1.0, buffer=8)
+    with pytest.raises(UserError, match=re.escape(message)):
         answer(f"robustness a {asked}", Results(tmp_path))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from syngap.errors import UserError
+
 __all__ = ["Average"]
 
 
@@ -15,7 +17,8 @@ class Average:
     """A second network whose weights are a fading average of the first's.
 
     After n steps it is Σ α^(n-i) θᵢ / Σ α^(n-i): from the first step on, the initial weights have
-    no part in it. Running statistics of norms are averaged alike; whole numbers are the newest.
+    no part in it. Running statistics of norms are averaged alike. Whole numbers, and masks of -inf,
+    are the newest.
 
     Args:
         model: the network that learns.
@@ -35,23 +38,33 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, retention: float) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self._retention = retention
-        self._fast, self._slow = _floats(model), _floats(self.model)
-        self._whole = list(zip(_whole(self.model), _whole(model), strict=True))
-        # On the device and in two digits more than the weights: a CUDA graph has to count, too.
-        self._weight = torch.zeros((), dtype=torch.float64, device=self._slow[0].device)
+        try:
+            self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        except (RuntimeError, TypeError) as error:  # tensors that are computed, locks, open files
+            raise UserError(f"average: the network cannot be copied ({error})") from error
+        self._source, self._retention = model, retention
+        self._fades = [_is_number(tensor) for tensor in _tensors(model)]
+        # On the device, because a CUDA graph has to count, too.
+        device = next(model.parameters()).device
+        self._weight = torch.zeros((), dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def follow(self) -> None:
         """Take in what the network is now."""
         self._weight.mul_(self._retention).add_(1 - self._retention)
         share = ((1 - self._retention) / self._weight).float()
-        ahead = torch._foreach_sub(self._fast, self._slow)
+        fast, slow = [], []
+        # Gathered anew, because a module may put a new tensor in a buffer's place.
+        pairs = zip(_tensors(self._source), _tensors(self.model), self._fades, strict=True)
+        for newest, averaged, fades in pairs:
+            if fades:
+                fast.append(newest)
+                slow.append(averaged)
+            else:
+                averaged.copy_(newest)
+        ahead = torch._foreach_sub(fast, slow)
         torch._foreach_mul_(ahead, share)
-        torch._foreach_add_(self._slow, ahead)
-        for slow, fast in self._whole:
-            slow.copy_(fast)
+        torch._foreach_add_(slow, ahead)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged network, and how many steps it stands for."""
@@ -64,12 +77,8 @@ class Average:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    return [*model.parameters(), *model.buffers()]
 
 
-def _floats(model: nn.Module) -> list[Tensor]:
-    return [tensor for tensor in _tensors(model) if tensor.is_floating_point()]
-
-
-def _whole(model: nn.Module) -> list[Tensor]:
-    return [tensor for tensor in _tensors(model) if not tensor.is_floating_point()]
+def _is_number(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and bool(tensor.isfinite().all())

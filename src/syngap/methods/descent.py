@@ -42,8 +42,7 @@ class Descent(Method):
         average: Retention = 0.0,
     ) -> None:
         super().__init__(learner)
-        if average:
-            learner.average = Average(learner.model, average)
+        learner.average = Average(learner.model, average) if average else None
         if momentum and optimizer != "sgd":
             raise UserError(
                 f"momentum: got {momentum} with {optimizer}, which has none to set; leave it 0"

@@ -86,9 +86,14 @@ class Learner:
         return self.model if self.average is None else self.average.model
 
     @torch.no_grad()
-    def evaluate(self, x: Tensor) -> Tensor:
-        """Return float32 logits for judging: as stored, in evaluation mode."""
-        judged = self.judged
+    def evaluate(self, x: Tensor, *, newest: bool = False) -> Tensor:
+        """Return float32 logits for judging: as stored, in evaluation mode.
+
+        Args:
+            x: stored samples.
+            newest: of the network that learns, whatever is judged.
+        """
+        judged = self.model if newest else self.judged
         training = judged.training
         judged.eval()
         try:

@@ -75,7 +75,6 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     if "importance" not in saved:
         return {}
     importance = saved["importance"].to(param.device, kept_in(param.dtype, compact), copy=True)
-    importance = laid_out(param, importance)
     state = {"importance": importance}
     if compact:
         turn = saved.get("turn")
@@ -94,16 +93,17 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     return state | {"mean": mean.to(param.device, dtype, copy=True)}
 
 
-def laid_out(param: Tensor, value: Tensor) -> Tensor:
-    """Return `value` in the order of memory that a parameter of its shape has.
+def laid_out(param: Tensor, state: dict[str, Any]) -> None:
+    """Bring what has a parameter's shape into the order of memory that the parameter has.
 
     Files keep no such order. In another one sums would run otherwise, and end in other last digits
     than those of a run that was never interrupted.
     """
-    if value.shape != param.shape or value.stride() == param.stride() or is_sharded(value):
-        return value
-    like = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format)
-    return like.copy_(value)
+    for key, value in state.items():
+        is_like = isinstance(value, Tensor) and value.shape == param.shape
+        if is_like and value.stride() != param.stride() and not is_sharded(value):
+            like = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format)
+            state[key] = like.copy_(value)
 
 
 def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]) -> None:

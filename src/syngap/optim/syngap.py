@@ -564,9 +564,7 @@ class SynGAP(Optimizer):
             if state:
                 self.state[param].pop("turn", None)  # of one that is compact, if this is not
                 self.state[param] |= restored(param, state, self._compact)
-            for key, value in self.state[param].items():
-                if isinstance(value, Tensor):
-                    self.state[param][key] = laid_out(param, value)
+                laid_out(param, self.state[param])
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)  # an option that the saving version did not have

@@ -89,9 +89,7 @@ def difference(
     mean = _text(found, places, "mean", "+")
     if found is None or width is None or only:
         return mean
-    low, high = (
-        _text(Spread(found.mean + side * width, None), places, sign="+") for side in (-1, 1)
-    )
+    low, high = (_bound(found.mean + side * width, places) for side in (-1, 1))
     few = row.few(found.seeds)
     return f"{mean} (95 % interval {low} to {high}{f', {few}' if few else ''})"
 
@@ -199,6 +197,13 @@ def _check(measure: str, only: str = "") -> None:
 
 def _places(results: Results, name: str, measure: str) -> int:
     return max(decimals(results.rows(name), measure) - 1, 0)
+
+
+def _bound(value: float, places: int) -> str:
+    """Return an end of an interval; one near zero with its side of it."""
+    while value and not round(value, places) and places < 6:
+        places += 1
+    return _text(Spread(value, None), places, sign="+")
 
 
 def _text(value: Spread | None, places: int, only: str = "", sign: str = "-") -> str:

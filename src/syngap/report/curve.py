@@ -55,14 +55,17 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
             cell = f"**{cell}**" if spread and sign * spread.mean == best else cell
             few = found[value].few() if value in found else ""
             cells.append(f"{cell} ({few})" if few else cell)
-        lines.append(f"| {label(method, found)} | {' | '.join(cells)} |")
+        lines.append(f"| {label(method, found, over)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def label(method: str, found: Mapping[Any, Row]) -> str:
+def label(method: str, found: Mapping[Any, Row], over: str) -> str:
     """Return what a curve is called: as the row of its name is, or the method."""
     named = [row.label for row in found.values() if row.name == method]
-    return named[0] if named else next(iter(found.values())).label.partition(", ")[0]
+    if not named:
+        return next(iter(found.values())).label.partition(", ")[0]
+    parts = named[0].split(", ")
+    return ", ".join(part for part in parts if not part.startswith(f"{over} "))
 
 
 def _orders(value: Any) -> bool:

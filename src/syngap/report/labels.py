@@ -60,7 +60,7 @@ def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[s
     others = [completed(other) for other in others]
     apart = {
         option: value
-        for option, value in options.items()
+        for option, value in completed(options).items()
         if any(option in other and other[option] != value for other in others)
     }
     return ", ".join([called, *_said(apart)])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from syngap.errors import UserError
 from syngap.metrics import mean_and_spread
@@ -25,9 +26,8 @@ def area(points: Mapping[float, float]) -> float:
         >>> area({0.01: 10.0, 0.1: 30.0, 1.0: 30.0})
         25.0
     """
-    total = sum(
-        (math.log(b) - math.log(a)) * (points[a] + points[b]) / 2 for a, b in _pairs(points)
-    )
+    pairs = pairwise(sorted(points))
+    total = sum((math.log(b) - math.log(a)) * (points[a] + points[b]) / 2 for a, b in pairs)
     return total / (math.log(max(points)) - math.log(min(points)))
 
 
@@ -55,38 +55,51 @@ def reach(points: Mapping[float, float], within: float = WITHIN) -> tuple[float,
 def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: str) -> str:
     """Return a table: each method's best, its mean over all values, and how far the best reaches.
 
-    All of it is over the seeds that every value of the method has.
+    All of it is over the seeds that every value of the method has. A run that diverged counts as 0.
     """
     if measure not in MEASURES or MEASURES[measure].better != "up":
         raise UserError(f'robustness is of a measure of which more is better, got "{measure}"')
+    found = {method: curve(rows, method, over) for method in methods}
+    _check_values(found, over)
     lines = [
         f"| | best {MEASURES[measure].heading} | at {over} | mean over all {over} "
         f"| within {WITHIN:g} of the best | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for method in methods:
-        found = curve(rows, method, over)
-        curves = _by_seed(found, measure)
-        if not curves or len(curves[0]) < 2:
-            raise UserError(f'no seed of "{method}" that has finished two values of "{over}"')
-        means = {value: fmean(curve[value] for curve in curves) for value in curves[0]}
+    for method, by_value in found.items():
+        seeds = _by_seed(by_value, measure)
+        if not seeds:
+            raise UserError(f'no seed of "{method}" has finished at every value of "{over}"')
+        means = {value: fmean(points[value] for points in seeds) for value in by_value}
         best = max(means, key=lambda value: means[value])
         low, high = reach(means)
-        mean, sd = shown(Spread(*mean_and_spread([area(curve) for curve in curves])), 1)
+        mean, sd = shown(Spread(*mean_and_spread([area(points) for points in seeds])), 1)
         lines.append(
-            f"| {label(method, found)} | {means[best]:.1f} | {best:g} "
+            f"| {label(method, by_value, over)} | {means[best]:.1f} | {best:g} "
             f"| {f'{mean} ± {sd}' if sd else mean} "
-            f"| {low:.2g} to {high:.2g} (× {high / low:.1f}) | {len(curves)} |"
+            f"| {low:.2g} to {high:.2g} (× {high / low:.1f}) | {len(seeds)} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _by_seed(found: Mapping[float, Row], measure: str) -> list[dict[float, float]]:
+def _check_values(found: Mapping[str, Mapping[Any, Row]], over: str) -> None:
+    values = {method: set(by_value) for method, by_value in found.items()}
+    for method, own in values.items():
+        if len(own) < 2:
+            raise UserError(f'no two rows of "{method}" that differ in "{over}" alone')
+        if not all(isinstance(value, (int, float)) and value > 0 for value in own):
+            raise UserError(f'robustness is over positive numbers, and "{over}" has others')
+    (first, wanted), *others = values.items()
+    for method, own in others:
+        if own != wanted:
+            raise UserError(f'"{first}" and "{method}" have other values of "{over}"')
+
+
+def _by_seed(found: Mapping[Any, Row], measure: str) -> list[dict[Any, float]]:
     """Return the curve of every seed that all values have."""
-    values = {float(value): row.values[measure] for value, row in found.items() if row.seeds}
-    common = set.intersection(*map(set, values.values())) if values else set()
-    return [{value: of[seed] for value, of in values.items()} for seed in sorted(common)]
-
-
-def _pairs(points: Mapping[float, float]) -> list[tuple[float, float]]:
-    return list(pairwise(sorted(points)))
+    ended = {
+        value: {run.seed: 0.0 for run in row.unfinished if run.diverged} | row.values[measure]
+        for value, row in found.items()
+    }
+    common = set.intersection(*map(set, ended.values()))
+    return [{value: of[seed] for value, of in ended.items()} for seed in sorted(common)]

@@ -127,7 +127,7 @@ class Watch:
         if not _finite(learner.parameters()):
             return FloatingPointError(self._said("the update", step - 1))
         what = "the gradients" if "gradients" in str(error) else "the loss"
-        if not _finite([learner.evaluate(batch.x)]):
+        if not _finite([learner.evaluate(batch.x, newest=True)]):
             what = "the logits"
         many = f", as in {self._in_a_row} steps in a row" if self._in_a_row > 1 else ""
         return FloatingPointError(self._said(what, step, many))
