@@ -135,7 +135,22 @@ def test_a_curve_may_be_that_of_a_row_and_later_options_have_their_default(tmp_p
 
 def test_a_row_that_is_older_than_an_option_is_told_from_its_methods_own() -> None:
     own, older = {"name": "er", "lr": 0.3, "average": 0.9}, {"name": "er", "lr": 0.3}
-    assert labels({"er": own, "er_old": older})["er_old"] == "ER, average 0.0"
+    found = labels({"er": own, "er_old": older})
+    assert found == {"er": "ER, average 0.9", "er_old": "ER, average 0.0"}
+
+
+def test_an_average_is_said_and_what_is_too_long_is_not() -> None:
+    options = {f"option{number}": number for number in range(20)}
+    rows = {
+        "er": {"name": "er", "average": 0.9, "lr": 0.1, **options},
+        "er_fast": {"name": "er", "average": 0.9, "lr": 1.0, **options},
+        "er_other": {"name": "er", "average": 0.9, **dict.fromkeys(options, -1), "lr": 0.1},
+    }
+    assert labels(rows) == {
+        "er": "ER, average 0.9",
+        "er_fast": "ER, lr 1.0, average 0.9",
+        "er_other": "ER (er_other)",
+    }
 
 
 def test_a_rate_at_which_all_seeds_diverged_stands_in_the_curve(tmp_path: Path) -> None:

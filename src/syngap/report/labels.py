@@ -25,6 +25,7 @@ _METHODS = {
     "sgdm": "SGDM",
     "syngap": "SynGAP",
 }
+_LONG = 100  # characters
 _OF_A_MEMORY = ("buffer", "replay", "memory")
 
 
@@ -32,7 +33,9 @@ def labels(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return row → its label: the method, and what sets the row apart from the method's own row.
 
     A row that has its method's name is the method's own. Without one, a label says the options in
-    which the method's rows differ; of one that came later than a run, the run has the default.
+    which the method's rows differ; of one that came later than a run, the run has the default. An
+    average is always said, because it changes what is judged. What would be too long is the row's
+    name.
 
     Args:
         methods: row → the method's options, its name among them.
@@ -53,8 +56,9 @@ def labels(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[str, Any]]) -> str:
     method = options["name"]
     called = _METHODS.get(method, str(method))
+    averaged = {"average": options["average"]} if options.get("average") else {}
     if row == method:
-        return called
+        return ", ".join([called, *_said(averaged)])
     same = {name: other for name, other in methods.items() if other["name"] == method}
     others = [same[method]] if method in same else list(same.values())
     others = [completed(other) for other in others]
@@ -63,7 +67,8 @@ def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[s
         for option, value in completed(options).items()
         if any(option in other and other[option] != value for other in others)
     }
-    return ", ".join([called, *_said(apart)])
+    label = ", ".join([called, *_said(apart | averaged)])
+    return label if len(label) <= _LONG else f"{called} ({row})"
 
 
 def completed(options: Mapping[str, Any]) -> dict[str, Any]:
