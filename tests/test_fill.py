@@ -16,6 +16,7 @@ from runfolders import Made, write_experiment, write_run, write_search
 from tiny import called
 
 from syngap.errors import UserError
+from syngap.experiments.config import complete_method
 from syngap.experiments.folder import read_runs, read_yaml
 from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.metrics import accuracy
@@ -23,7 +24,7 @@ from syngap.report import paper
 from syngap.report.asked import ASKED, answer
 from syngap.report.blocks import fill, stale
 from syngap.report.figures import accuracy_figure, every_figure, landscape_figure
-from syngap.report.labels import completed, labels
+from syngap.report.labels import labels
 from syngap.report.overview import wall_clock
 from syngap.report.reproduction import reproduced, told
 from syngap.report.results import Results
@@ -473,7 +474,7 @@ def test_what_was_run_is_what_the_experiment_beside_it_says() -> None:
         for run in known.runs(name):
             method = dict(asked["methods"][run.row])
             method = {"name": method.pop("method"), **method}
-            assert completed(run.config["method"]) == completed(method), run.path
+            assert complete_method(run.config["method"]) == complete_method(method), run.path
             for part in ("stream", "model"):  # to which options may have come later
                 assert run.config[part].items() <= asked[part].items(), run.path
 

@@ -44,6 +44,7 @@ __all__ = [
     "Experiment",
     "Training",
     "as_then",
+    "complete_method",
     "completed",
     "parsed",
     "read",
@@ -240,6 +241,18 @@ def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(complete.get(part), dict):
             complete[part] = {**options, **complete[part]}
     return complete
+
+
+def complete_method(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's options, `name` among them, with those that came later at their defaults.
+
+    Of a method whose package is not installed here, what is said is all that is known.
+    """
+    try:
+        later = defaults(methods.registry.get(options["name"]))
+    except UserError:
+        later = {}
+    return {**later, **options}
 
 
 def read(name_or_file: str) -> dict[str, Any]:

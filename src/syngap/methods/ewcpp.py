@@ -11,7 +11,6 @@ from torch import Tensor
 from syngap.methods.er import ER
 from syngap.methods.learner import Learner
 from syngap.options import Count, Natural, NonNegative, Retention
-from syngap.streams.stream import Batch
 
 __all__ = ["EWCpp"]
 
@@ -51,14 +50,14 @@ class EWCpp(ER):
         self.anchor = [parameter.detach().clone() for parameter in parameters]
         self.steps = 0
 
-    def learn(self, batch: Batch) -> None:
-        """Learn from one batch: the penalty's gradient joins that of the cross-entropy by hand."""
-        self.optimizer.zero_grad()
-        self.backward(self.loss(batch))
-        self._observe_and_pull()
-        self.optimizer.step()
-        self.learner.follow()
-        self.remember(batch)
+    @torch.no_grad()
+    def adjust(self) -> None:
+        """Observe F, and let the penalty's gradient join that of the cross-entropy."""
+        for index, parameter in enumerate(self.learner.parameters()):
+            if parameter.grad is None:
+                continue
+            self.recent[index].addcmul_(parameter.grad, parameter.grad, value=1 / self.interval)
+            parameter.grad.addcmul_(self.pull[index], parameter - self.anchor[index])
 
     def between(self) -> None:
         """Consolidate at each `interval`."""
@@ -70,14 +69,6 @@ class EWCpp(ER):
         """Add F, its recent part, the anchor and what pulls towards it."""
         yield from super().lasting()
         yield from (*self.fisher, *self.recent, *self.anchor, *self.pull)
-
-    @torch.no_grad()
-    def _observe_and_pull(self) -> None:
-        for index, parameter in enumerate(self.learner.parameters()):
-            if parameter.grad is None:
-                continue
-            self.recent[index].addcmul_(parameter.grad, parameter.grad, value=1 / self.interval)
-            parameter.grad.addcmul_(self.pull[index], parameter - self.anchor[index])
 
     @torch.no_grad()
     def _consolidate(self) -> None:

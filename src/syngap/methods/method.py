@@ -56,6 +56,7 @@ class Method:
         """Learn from one batch. On a GPU this may be captured once and replayed from then on."""
         self.optimizer.zero_grad()
         self.backward(self.loss(batch))
+        self.adjust()
         self.optimizer.step()
         self.learner.follow()
         self.remember(batch)
@@ -68,6 +69,9 @@ class Method:
         self.learner.guard.saw(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         self.learner.guard.saw_gradients(self.learner.parameters)
+
+    def adjust(self) -> None:
+        """Change the gradients, all of them finite, before the optimizer's step."""
 
     def undo(self) -> None:
         """Forget what a `learn` began that did not come to its step."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syngap.errors import UserError
+from syngap.experiments.config import complete_method
 from syngap.report.columns import shown
-from syngap.report.labels import completed
 from syngap.report.rows import MEASURES, Row
 
 __all__ = ["curve", "label", "markdown"]
@@ -77,4 +77,4 @@ def _text_last(value: Any) -> tuple[bool, Any]:
 
 
 def _rest(row: Row, over: str) -> dict[str, Any]:
-    return {name: value for name, value in completed(row.options).items() if name != over}
+    return {name: value for name, value in complete_method(row.options).items() if name != over}

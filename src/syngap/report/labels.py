@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from syngap import methods as known
-from syngap.errors import UserError, printable
-from syngap.options import defaults
+from syngap.errors import printable
+from syngap.experiments.config import complete_method
 
-__all__ = ["completed", "labels"]
+__all__ = ["labels"]
 
 _METHODS = {
     "adam": "Adam",
@@ -61,23 +60,14 @@ def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[s
         return ", ".join([called, *_said(averaged)])
     same = {name: other for name, other in methods.items() if other["name"] == method}
     others = [same[method]] if method in same else list(same.values())
-    others = [completed(other) for other in others]
+    others = [complete_method(other) for other in others]
     apart = {
         option: value
-        for option, value in completed(options).items()
+        for option, value in complete_method(options).items()
         if any(option in other and other[option] != value for other in others)
     }
     label = ", ".join([called, *_said(apart | averaged)])
     return label if len(label) <= _LONG else f"{called} ({row})"
-
-
-def completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's options, at their defaults where they came later than what is said."""
-    try:
-        later = defaults(known.registry.get(options["name"]))
-    except UserError:  # of a package that is not installed here
-        later = {}
-    return {**later, **options}
 
 
 def _said(options: Mapping[str, Any]) -> list[str]:
