@@ -78,7 +78,7 @@ class Learner:
 
     def predict(self, x: Tensor) -> Tensor:
         """Return float32 logits for learning: augmented, in training mode."""
-        return self._forward(self._prepare(x.to(self.device), self._augmentation))
+        return self._forward(self._prepare(x.to(self.device), self._augmentation), self.model)
 
     @property
     def judged(self) -> nn.Module:
@@ -154,12 +154,12 @@ class Learner:
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
-    def _forward(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
+    def _forward(self, x: Tensor, model: nn.Module) -> Tensor:
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         low = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
-            logits: Tensor = (model or self.model)(x)
+            logits: Tensor = model(x)
         return logits.float()
 
 

@@ -71,7 +71,7 @@ class Method:
         self.learner.guard.saw_gradients(self.learner.parameters)
 
     def adjust(self) -> None:
-        """Change the gradients, all of them finite, before the optimizer's step."""
+        """Change the gradients, where a method does, before the optimizer's step."""
 
     def undo(self) -> None:
         """Forget what a `learn` began that did not come to its step."""
