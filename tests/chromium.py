@@ -79,7 +79,7 @@ class Chromium:
             self._process.wait()
 
     def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Show a file in a fresh page, and wait until it has loaded."""
+        """Show a file in a fresh page, and wait until it has loaded and been drawn."""
         if self._target:
             self.send("Target.closeTarget", page=False, targetId=self._target)
         self._target = self.send("Target.createTarget", page=False, url="about:blank")["targetId"]
@@ -99,7 +99,11 @@ class Chromium:
         self.darken(dark)
         self.events.clear()
         self.send("Page.navigate", url=path.as_uri())
-        self.wait_for("document.readyState === 'complete'")
+        self.wait_for("document.URL !== 'about:blank' && document.readyState === 'complete'")
+        # What follows a size (ResizeObserver) is drawn with the first frame, which may come after
+        # the end of loading; the second frame is after it.
+        frame = "new Promise(requestAnimationFrame)"
+        self.value(f"{frame}.then(() => {frame})")
 
     def darken(self, dark: bool = True) -> None:
         """Say that the system prefers dark pages, or light ones."""
@@ -124,8 +128,10 @@ class Chromium:
             self.events.append(answer)
 
     def value(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression."""
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of a JavaScript expression; what is promised is waited for."""
+        answer = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")

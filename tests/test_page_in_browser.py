@@ -417,6 +417,17 @@ def test_random_directions_can_be_shown(rich):
     assert texts(rich, "#landscapes .note:not([hidden])")[0].startswith("Around the network")
 
 
+def test_everything_is_drawn_before_the_first_frame(browser, full):
+    browser.open(full)
+    no_frame = "window.ResizeObserver = class { observe() {} };"  # its calls come with frames
+    browser.send("Page.addScriptToEvaluateOnNewDocument", source=no_frame)
+    browser.send("Page.reload")
+    browser.wait_for("!('unobserve' in ResizeObserver.prototype)")
+    browser.wait_for("document.readyState === 'complete'")
+    assert browser.value("document.querySelectorAll('#landscapes .way:not(.halo)').length") == 3
+    assert browser.value("document.querySelectorAll('#sweeps .plot path').length") > 0
+
+
 def test_surface_follows_a_change_of_the_system(browser, full):
     browser.open(full)
     canvas = "document.querySelector('#landscapes canvas').getContext('2d')"

@@ -29,11 +29,13 @@ function drawSurfaces() {
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
   let width = 0;
-  new ResizeObserver(() => {
+  function fit() {
     if (grid.clientWidth === width) return; // a line more of text is no reason
     width = grid.clientWidth;
     paint();
-  }).observe(grid);
+  }
+  fit(); // at once: the observer's first call comes with a frame, after the page has loaded
+  new ResizeObserver(fit).observe(grid);
 }
 
 // A colour for each band between two levels, from the basin to the highlands.
