@@ -26,6 +26,7 @@ if not RESEARCH.is_dir():
 sys.path.insert(0, str(RESEARCH / "src"))
 
 from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
+from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
 
 KEPT: dict[str, Any] = {"lr": 0.3, "buffer": 10, "replay": 4}
@@ -106,3 +107,72 @@ def test_rows_of_its_experiments_can_be_made(path: Path) -> None:
         if options.get("method") == "metaplastic":
             given = {key: value for key, value in options.items() if key != "method"}
             Metaplastic(learner(), **checked(given, signature(Metaplastic), row))
+
+
+def factored(steps: int, **options: Any) -> tuple[Kronecker, Batch]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 2, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    )
+    method = Kronecker(Learner(model, lambda x, generator: x), lr=0.1, buffer=0, **options)
+    batches = [Batch(torch.randn(5, 2, 3, 3), torch.randint(3, (5,))) for _ in range(steps + 1)]
+    for batch in batches[:-1]:
+        method.step(batch)
+    return method, batches[-1]
+
+
+@pytest.mark.parametrize("directions", ["both", "inputs"])
+def test_a_factored_gate_is_the_mask_of_the_whole_matrix(directions):
+    method, batch = factored(4, directions=directions, retention=0.5, refresh=1, consolidation=0.5)
+    model = method.learner.model
+    method.optimizer.zero_grad()
+    method.loss(batch).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    method.adjust()
+
+    whole = {name: torch.diag(f.flatten()).double() for name, f in method.others.items()}
+    for name, (outer, inner) in method.factors.items():
+        if directions == "inputs":
+            outer = outer.diagonal().mean() * torch.eye(len(outer))
+        whole[f"{name}.weight"] = torch.kron(outer.double(), inner.double())
+    mean = sum(f.trace() for f in whole.values()) / sum(len(f) for f in whole.values())
+    assert set(whole) == set(gradients)
+    for name, parameter in model.named_parameters():
+        lengths, ways = torch.linalg.eigh(whole[name])
+        mask = 1 - torch.tanh(method.steepness * lengths.clamp_min(0) / mean) + method.ambient
+        wanted = ways @ (mask * (ways.T @ gradients[name].flatten().double()))
+        assert mask.min() < 0.9 or "bias" in name
+        torch.testing.assert_close(parameter.grad.flatten().double(), wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_factors_are_second_moments_of_inputs_and_of_sampled_gradients():
+    method, batch = factored(0)
+    model = method.learner.model
+    twin = copy.deepcopy(model)
+    state = method.labels.get_state()
+    method.loss(batch)
+    method.labels.set_state(state)
+    logits = twin(batch.x)
+    drawn = torch.multinomial(logits.softmax(1), 1, generator=method.labels).squeeze(1)
+    outer, inner = torch.zeros(3, 3), torch.zeros(8, 8)
+    for x, label in zip(batch.x, drawn, strict=True):  # a sample, a place, one after the other
+        out = twin[0](x[None]).detach().requires_grad_()
+        (delta,) = torch.autograd.grad(-twin[1:](out).log_softmax(1)[0, label], out)
+        padded = nn.functional.pad(x, (1, 1, 1, 1))
+        for i in range(2):
+            for j in range(2):
+                patch = padded[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].flatten()
+                outer += torch.outer(delta[0, :, i, j], delta[0, :, i, j]) / 5
+                inner += torch.outer(patch, patch) / 20
+    torch.testing.assert_close(method.factors["0"], [outer, inner])
+
+
+def test_a_factored_gate_goes_on_from_its_state():
+    method, batch = factored(3, average=0.9)
+    other, _ = factored(0, average=0.9)
+    other.load_state_dict(copy.deepcopy(method.state_dict()))
+    for each in (method, other):
+        each.step(batch)
+    torch.testing.assert_close(
+        other.learner.state_dict(), method.learner.state_dict(), rtol=0, atol=0
+    )

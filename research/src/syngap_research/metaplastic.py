@@ -35,8 +35,11 @@ class Metaplastic(ER):
         source: importance comes from "all" logits or those of "replay" alone.
         unit: importance of every "weight", or the mean of an "output" unit's, or of a "tensor".
         where: the gate is on the "network", its "head" or its "body" alone.
-        mean: what τ refers to: the "network" mean, each "tensor"'s, or the "median" of units.
+        mean: what τ refers to: the "network" mean, each "tensor"'s, the "median" of units, or the
+            importance that a "share" of all units is below.
+        share: that share.
         retention: α of importance.
+        head_retention: that of the head's; 0 is the same.
         second: α of a second average; 0 is none.
         times: the second average "chained" behind the first, or the first "less" the second.
         consolidation: τ.
@@ -62,8 +65,10 @@ class Metaplastic(ER):
         source: Literal["all", "replay"] = "all",
         unit: Literal["weight", "output", "tensor"] = "weight",
         where: Literal["network", "head", "body"] = "network",
-        mean: Literal["network", "tensor", "median"] = "network",
+        mean: Literal["network", "tensor", "median", "share"] = "network",
+        share: Proportion = 0.9,
         retention: Retention = 0.999,
+        head_retention: Retention = 0.0,
         second: Retention = 0.0,
         times: Literal["chained", "less"] = "chained",
         consolidation: Proportion = 0.1,
@@ -78,7 +83,7 @@ class Metaplastic(ER):
         super().__init__(learner, **er)
         self.rule, self.loss_name, self.alpha, self.beta = rule, loss, alpha, beta
         self.gated, self.source, self.unit, self.mean = gated, source, unit, mean
-        self.retention, self.second, self.times = retention, second, times
+        self.second, self.times = second, times
         self.steepness, self.ambient = math.atanh(consolidation), ambient
         self.average, self.corrected, self.careful = average, corrected, careful
         parameters = learner.parameters()
@@ -86,6 +91,8 @@ class Metaplastic(ER):
         heads = [name.startswith(("head", "fc", "linear")) for name in named]
         chosen = {"network": [True] * len(named), "head": heads, "body": [not h for h in heads]}
         self.open = [not is_chosen for is_chosen in chosen[where]]
+        self.share = {"median": 0.5, "share": share}.get(mean, 0.0)
+        self.retentions = [head_retention or retention if head else retention for head in heads]
         stems = [not head and n < 3 for n, head in enumerate(heads)]
         self.rates = [
             head_rate if head else stem_rate if stem else 1.0
@@ -98,8 +105,8 @@ class Metaplastic(ER):
             self.importance = [torch.zeros_like(self._by_unit(p.detach())) for p in parameters]
             if second:
                 self.later = [torch.zeros_like(value) for value in self.importance]
-        self.weight = torch.zeros((), device=learner.device)
-        self.later_weight = torch.zeros((), device=learner.device)
+        self.weights = [torch.zeros((), device=learner.device) for _ in heads]
+        self.later_weights = [weight.clone() for weight in self.weights]
         self.followed = torch.zeros((), device=learner.device)
         self.labels = learner.generator("labels", learner.device)
         self.said: Tensor | None = None
@@ -183,10 +190,10 @@ class Metaplastic(ER):
             drawn = torch.multinomial(chances, 1, generator=self.labels).squeeze(1)
         scores = torch.autograd.grad(cross_entropy(logits, drawn), parameters, retain_graph=True)
         fresh = [self._by_unit(score.square()) * len(logits) for score in scores]
-        _ema(self.importance, fresh, self.retention, self.weight)
+        _ema(self.importance, fresh, self.retentions, self.weights)
         if self.second:
             behind = self.importance if self.times == "chained" else fresh
-            _ema(self.later, behind, self.second, self.later_weight)
+            _ema(self.later, behind, [self.second] * len(behind), self.later_weights)
 
     def _gate(self, parameters: Sequence[Tensor]) -> Tensors:
         if not self.second:
@@ -196,8 +203,9 @@ class Metaplastic(ER):
         else:  # mattered before, does not now: the longer average less the shorter one
             pairs = zip(self.importance, self.later, strict=True)
             mattered = [(slow - fast).clamp_min(0) for slow, fast in pairs]
-        if self.mean == "median":
-            middle = torch.cat([value.flatten() for value in mattered]).median()
+        if self.share:
+            every = torch.cat([value.flatten() for value in mattered])
+            middle = every.kthvalue(math.ceil(self.share * len(every))).values
             means = [middle] * len(mattered)
         elif self.mean == "tensor":
             means = [value.mean() for value in mattered]
@@ -227,10 +235,12 @@ class Metaplastic(ER):
         return value.mean(across, keepdim=True) if across else value
 
 
-def _ema(values: Tensors, fresh: Sequence[Tensor], retention: float, weight: Tensor) -> None:
+def _ema(
+    values: Tensors, fresh: Sequence[Tensor], retentions: Sequence[float], weights: Tensors
+) -> None:
     """Average on, from the first value: what is there counts by how much of it there is."""
-    weight.mul_(retention).add_(1 - retention)
-    for value, new in zip(values, fresh, strict=True):
+    for value, new, retention, weight in zip(values, fresh, retentions, weights, strict=True):
+        weight.mul_(retention).add_(1 - retention)
         value.add_((new - value) * ((1 - retention) / weight))
 
 
