@@ -36,7 +36,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, gelu, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.nn.utils import parametrize
 
-from syngap import SynGAP
+from syngap import SynGAP, rotate
 from syngap.metrics import half_interval
 
 START = 256  # the token that begins every text
@@ -79,8 +79,11 @@ def rates(low: float, high: float, count: int) -> list[float]:
 
 
 OWN, DATA, EVEN = ["own"], ["data"], ["even"]  # where importance comes from
+YES = [True]
 # Equally many runs for each method, by `--runs`; "gate_data" is a control, one value of "gate".
 # "penalty" is λ in units of importance, so that even importance (L2) has the mean of the model's.
+# "rotated" is `rotate` before all else; "back" is how far from the start a model is judged, on the
+# line to its weights.
 GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
     12: {
         "adamw": grid(lr=rates(3e-5, 3e-3, 12)),
@@ -91,6 +94,29 @@ GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
             lr=[3e-4, 1.5e-3], consolidation=[0.9, 0.999], penalty=[1.0, 10.0, 100.0], source=OWN
         ),
         "lora": grid(lr=rates(3e-4, 1e-2, 4), rank=[2, 8, 32]),
+        "rotated": grid(lr=rates(3e-5, 3e-3, 12), rotated=YES),
+        "rotated_gate": grid(
+            lr=[3e-4, 1e-3, 3e-3], consolidation=[0.5, 0.9, 0.99, 0.9999], source=OWN, rotated=YES
+        ),
+        "rotated_ewc": grid(
+            lr=[3e-4, 1.5e-3], penalty=[0.03, 0.1, 0.3, 1.0, 3.0, 10.0], source=OWN, rotated=YES
+        ),
+        "back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.25, 0.5, 0.7, 0.85]),
+        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.25, 0.5, 0.7, 0.85], rotated=YES),
+        "rotated_gate_back": grid(
+            lr=[1e-3, 3e-3],
+            consolidation=[0.9, 0.9999],
+            back=[0.5, 0.7, 0.85],
+            source=OWN,
+            rotated=YES,
+        ),
+        "rotated_ewc_back": grid(
+            lr=[1.5e-3],
+            penalty=[0.1, 0.3, 1.0, 3.0],
+            back=[0.5, 0.7, 0.85],
+            source=OWN,
+            rotated=YES,
+        ),
         "gate_data": grid(lr=[rates(3e-5, 3e-3, 4)[2]], consolidation=[0.999], source=DATA),
     },
     6: {
@@ -102,6 +128,19 @@ GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
             lr=[6e-4], consolidation=[0.9, 0.999], penalty=[1.0, 10.0, 100.0], source=OWN
         ),
         "lora": grid(lr=rates(5e-4, 5e-3, 3), rank=[4, 32]),
+        "rotated": grid(lr=rates(3e-5, 3e-3, 6), rotated=YES),
+        "rotated_gate": grid(
+            lr=[7.5e-4, 3e-3], consolidation=[0.5, 0.9, 0.9999], source=OWN, rotated=YES
+        ),
+        "rotated_ewc": grid(lr=[3e-4, 1.5e-3], penalty=[0.3, 1.0, 10.0], source=OWN, rotated=YES),
+        "back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.5, 0.8]),
+        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.5, 0.8], rotated=YES),
+        "rotated_gate_back": grid(
+            lr=[1e-3, 3e-3], consolidation=[0.9], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+        ),
+        "rotated_ewc_back": grid(
+            lr=[1.5e-3], penalty=[0.3, 1.0], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+        ),
         "gate_data": grid(lr=[rates(3e-5, 3e-3, 3)[1]], consolidation=[0.9999], source=DATA),
     },
 }
@@ -314,14 +353,28 @@ class Shelf:
         args = self.args
         return f"{size}-{old}-{args.megabytes:g}MB-{args.pretrain}x{args.batch}-seed{seed}"
 
-    def model(self, size: str, old: str, seed: int) -> GPT:
-        """Return the pre-trained model, a new one each time."""
+    def model(self, size: str, old: str, seed: int, rotated: bool = False) -> GPT:
+        """Return the pre-trained model, a new one each time, its weights as they are or turned."""
         torch.manual_seed(seed)
         with self.device:
             model = GPT(SIZES[size])
         state = self._made(self.base(size, old, seed), lambda: self._pretrained(size, old, seed))
         model.load_state_dict(state)
+        if rotated:
+            labels = torch.Generator(self.device).manual_seed(seed)
+            rotate(model, self.written(size, old, seed), batch_size=16, generator=labels)
         return model
+
+    def written(self, size: str, old: str, seed: int) -> Tensor:
+        """Return what the model writes itself."""
+        count, context = self.args.samples, SIZES[size].context
+
+        def make() -> dict[str, Tensor]:
+            model = self.model(size, old, seed)
+            torch.manual_seed(seed)
+            return {"text": own_samples(model, context, count, self.device)}
+
+        return self._made(f"{self.base(size, old, seed)}-text{count}", make)["text"]
 
     def _pretrained(self, size: str, old: str, seed: int) -> dict[str, Tensor]:
         steps, highest = self.args.pretrain, SIZES[size].rate
@@ -344,7 +397,9 @@ class Shelf:
             schedule.step()
         return model.state_dict()
 
-    def importance(self, source: str, size: str, old: str, seed: int) -> dict[str, Tensor]:
+    def importance(
+        self, source: str, size: str, old: str, seed: int, rotated: bool = False
+    ) -> dict[str, Tensor]:
         """Return the Fisher information of each parameter, a byte, by name.
 
         Args:
@@ -352,27 +407,28 @@ class Shelf:
             size: the model's.
             old: the domain that it was trained on.
             seed: of its training.
+            rotated: of the model that is turned.
         """
         if source == "even":
             own = self.importance("own", size, old, seed)
             mean = sum(f.sum() for f in own.values()) / sum(f.numel() for f in own.values())
             return {name: mean.expand_as(f) for name, f in own.items()}
         count = self.args.samples
-        name = f"{self.base(size, old, seed)}-{source}{count}"
-        return self._made(name, lambda: self._measured(source, size, old, seed, count))
+        name = f"{self.base(size, old, seed)}-{source}{count}{'-rotated' * rotated}"
+        return self._made(name, lambda: self._measured(source, size, old, seed, rotated))
 
     def _measured(
-        self, source: str, size: str, old: str, seed: int, count: int
+        self, source: str, size: str, old: str, seed: int, rotated: bool
     ) -> dict[str, Tensor]:
-        model = self.model(size, old, seed)
-        context = SIZES[size].context
-        torch.manual_seed(seed)
+        model, context = self.model(size, old, seed, rotated), SIZES[size].context
         if source == "own":
-            text = own_samples(model, context, count, self.device)
+            text = self.written(size, old, seed)
         else:
+            torch.manual_seed(seed)
             ends = len(self.text(old)["train"]) - context
-            offsets = torch.randint(ends, (count,), device=self.device)
+            offsets = torch.randint(ends, (self.args.samples,), device=self.device)
             text = windows(self.text(old)["train"], offsets, context)
+        torch.manual_seed(seed)
         gate = SynGAP.wrap(adamw(model.parameters(), 0.0), model=model)
         gate.consolidate(model, text, batch_size=1)
         return {name: f.contiguous() for name, f in gate.importance().items()}
@@ -454,6 +510,17 @@ def adapt(model: nn.Module, rank: int) -> list[nn.Parameter]:
     return [param for param in model.parameters() if param.requires_grad]
 
 
+@contextmanager
+def part_way(params: list[nn.Parameter], start: list[Tensor], share: float) -> Iterator[None]:
+    """Put parameters at `share` of the way from the start to where they are, for a while."""
+    ends = [param.detach().clone() for param in params]
+    with torch.no_grad():
+        torch._foreach_lerp_(params, start, 1 - share)
+    yield
+    with torch.no_grad():
+        torch._foreach_copy_(params, ends)
+
+
 @dataclass(frozen=True)
 class Run:
     size: str
@@ -470,12 +537,14 @@ class Run:
 def fine_tuned(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
     """Fine-tune by one method and its values; return what every evaluation found."""
     args, values, which = shelf.args, json.loads(run.values), (run.size, run.old, run.seed)
-    model = shelf.model(*which)
+    rotated = values.get("rotated", False)
+    model = shelf.model(*which, rotated)
+    start = [param.detach().clone() for param in model.parameters()]
     shared = run.key(args) | {"parameters": sum(param.numel() for param in model.parameters())}
     if run.method == "start":
         losses = shelf.losses(model, run.size, run.old, run.new)
         return [shared | {"step": 0, "seconds": 0.0} | losses]
-    importance = shelf.importance(values["source"], *which) if "source" in values else {}
+    importance = shelf.importance(values["source"], *which, rotated) if "source" in values else {}
     pull = Pull(model, values["penalty"], importance) if "penalty" in values else None
     if "consolidation" in values:
         optimizer = gated(model, values["lr"], values["consolidation"], importance)
@@ -498,7 +567,8 @@ def fine_tuned(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
             pull()
         optimizer.step()
         if step in looks:
-            losses = shelf.losses(model, run.size, run.old, run.new)
+            with part_way(list(model.parameters()), start, values.get("back", 1.0)):
+                losses = shelf.losses(model, run.size, run.old, run.new)
             seconds = round(time.monotonic() - began, 2)
             rows.append(shared | {"step": step, "seconds": seconds} | losses)
             if not all(map(math.isfinite, losses.values())):
@@ -746,6 +816,20 @@ def check() -> None:
     thin = {param for m in adapted.modules() if isinstance(m, LowRank) for param in (m.up, m.down)}
     assert learned == thin == set(params), "others than adapters learn, or not all of them"
     print("adapters begin at the model, and they alone learn")
+
+    turned = copy.deepcopy(model)
+    assert len(rotate(turned, text)) == 4 * SIZES["tiny"].layers + 1
+    torch.testing.assert_close(turned(text), model(text))
+    begun = [param.detach().clone() for param in turned.parameters()]
+    base = adamw(turned.parameters(), 1e-2)
+    loss_of(turned, text).backward()
+    base.step()
+    ended = [param.detach().clone() for param in turned.parameters()]
+    with part_way(list(turned.parameters()), begun, 0.25):
+        for param, one, other in zip(turned.parameters(), begun, ended, strict=True):
+            torch.testing.assert_close(param.detach(), 0.75 * one + 0.25 * other)
+    assert all(torch.equal(p, q) for p, q in zip(turned.parameters(), ended, strict=True))
+    print("a turned model is the model, and a quarter of the way is a quarter of the way")
 
     table: dict[str, list[tuple[float, ...]]] = {  # new, old on a half, old on the other
         "start": [(3.0, 1.0, 1.0)],

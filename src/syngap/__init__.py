@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["SynGAP", "__version__", "plasticity"]
+__all__ = ["SynGAP", "__version__", "plasticity", "rotate", "unrotate"]
 
 if TYPE_CHECKING:
-    from syngap.optim import SynGAP, plasticity
+    from syngap.optim import SynGAP, plasticity, rotate, unrotate
 else:
 
     def __getattr__(name):

@@ -10,12 +10,14 @@ Where to find what, in the order of a step:
 - `wrapped`: the gate in front of another optimizer; `ballistic`: a baseline
 - `compact`: importance in two bytes
 - `finite`: gradients that are not; `errors`: what is raised then
+- `rotation`: weights along directions, for pre-trained models
 - `consolidation`, `states`, `summary`, `options`, `precision`, `notices`: inputs without labels,
   states from checkpoints and of grown parameters, numbers to log, checks, types, warnings
 """
 
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.plasticity import linear_plasticity, plasticity
+from syngap.optim.rotation import rotate, unrotate
 from syngap.optim.syngap import SynGAP
 
-__all__ = ["Ballistic", "SynGAP", "linear_plasticity", "plasticity"]
+__all__ = ["Ballistic", "SynGAP", "linear_plasticity", "plasticity", "rotate", "unrotate"]

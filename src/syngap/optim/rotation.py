@@ -1,0 +1,236 @@
+"""Weights along directions in place of entries, so that a gate can close directions.
+
+A diagonal says little of weights that only matter together. For a linear layer y = W x the Fisher
+matrix is close to A ⊗ B (K-FAC), where A is the second moment of x and B that of the gradient of
+log p with respect to y. With their eigenvectors U and V, W = V W′ Uᵀ, and in the entries of W′ the
+matrix is close to diagonal: each is how strongly one direction of inputs moves one of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from syngap.optim.consolidation import Predict, Progress, predictions
+from syngap.optim.importance import SCALE, read_prediction, score_sums
+from syngap.optim.precision import wide
+
+__all__ = ["rotate", "unrotate"]
+
+
+class Rotation(nn.Module):
+    """W = V W′ Uᵀ; a side that is not turned has no matrix.
+
+    Args:
+        outer: V, orthogonal, or None.
+        inner: U, likewise.
+    """
+
+    outer: Tensor | None
+    inner: Tensor | None
+
+    def __init__(self, outer: Tensor | None, inner: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("outer", outer)
+        self.register_buffer("inner", inner)
+
+    def forward(self, turned: Tensor) -> Tensor:
+        """Return the layer's weight."""
+        return self._product(turned, back=True)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight in the turned basis."""
+        return self._product(weight, back=False)
+
+    def _product(self, matrix: Tensor, *, back: bool) -> Tensor:
+        with torch.autocast(matrix.device.type, enabled=False):  # the basis has to stay orthogonal
+            if self.outer is not None:
+                matrix = (self.outer if back else self.outer.T) @ matrix
+            if self.inner is not None:
+                matrix = matrix @ (self.inner.T if back else self.inner)
+        return matrix
+
+
+def rotate(
+    model: nn.Module,
+    inputs: Tensor | Iterable[Any],
+    *,
+    sides: Literal["both", "inputs"] = "both",
+    largest: int = 4096,
+    batch_size: int = 32,
+    predict: Predict | None = None,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Turn the weights of linear layers into directions, by what they do for `inputs`.
+
+    The model computes what it did, and its parameters are the same objects with other values, so an
+    optimizer made before or after works on directions: AdamW, and the gate most of all. Call it
+    before `consolidate`, with the same inputs, and `unrotate` when training has ended; a
+    checkpoint between the two loads into a model that was rotated. Frozen weights, those that
+    several modules share, and other kinds of layers stay as they are.
+
+    Args:
+        model: has trainable `nn.Linear` layers, with weights in float32 or float64 (autocast is
+            welcome).
+        inputs: batches, or one tensor to be cut into batches, as for `SynGAP.consolidate`.
+        sides: turn "both" sides of a weight, or that of its "inputs" alone.
+        largest: a side of more rows is not turned; its matrix would have the square of them.
+        batch_size: length of the batches cut from a tensor.
+        predict: computes logits or a distribution from a batch in place of `model(batch)`.
+        generator: source of the labels that are drawn.
+        progress: called after each batch with the number done and, where known, of all.
+
+    Returns:
+        The names of the layers that were turned.
+
+    Examples:
+        >>> from syngap import SynGAP
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> known = torch.randn(64, 4)
+        >>> rotate(model, known)
+        ['0', '2']
+        >>> optimizer = SynGAP.wrap(torch.optim.AdamW(model.parameters()), consolidation=0.9)
+        >>> optimizer.consolidate(model, known)
+        >>> unrotate(model)  # after training
+        ['0', '2']
+    """
+    if sides not in ("both", "inputs"):
+        raise ValueError(f"sides must be 'both' or 'inputs', got {sides!r}")
+    layers = _turnable(model)
+    moments: dict[str, list[Tensor | None]] = {
+        name: [_square(layer, side, largest, sides) for side in (0, 1)]
+        for name, layer in layers.items()
+    }
+    with _calls(layers) as calls:
+        for prediction in predictions(
+            model,
+            inputs,
+            batch_size=batch_size,
+            predict=predict,
+            progress=progress,
+            generator=generator,
+        ):
+            read = read_prediction(prediction, generator=generator)
+            scores = score_sums(read, [output for _, _, output in calls]) if calls else []
+            scale = math.sqrt(read.count) / SCALE  # a prediction counts alike in every batch
+            for (name, entered, _), score in zip(calls, scores, strict=True):
+                outer, inner = moments[name]
+                if outer is not None and score is not None:
+                    _add(outer, score * scale)
+                if inner is not None:
+                    _add(inner, entered)
+            calls.clear()
+    seen = [name for name, pair in moments.items() if _has_any(pair)]
+    if not seen:
+        raise ValueError("rotate needs at least one batch that goes through a linear layer")
+    if not all(_is_finite(pair) for pair in moments.values()):
+        raise ValueError("what goes through the linear layers, or its gradient, is not finite")
+    for name in seen:
+        outer, inner = (None if moment is None else _directions(moment) for moment in moments[name])
+        weight = layers[name].weight
+        turn = Rotation(*(None if m is None else m.to(weight) for m in (outer, inner)))
+        parametrize.register_parametrization(layers[name], "weight", turn)
+    return seen
+
+
+def unrotate(model: nn.Module) -> list[str]:
+    """Give a model that was rotated its plain weights back, as they are now.
+
+    Its parameters stay the same objects, with other values: an optimizer that goes on with them
+    has momentum and importance of directions, so make a new one.
+
+    Returns:
+        The names of the layers that were turned.
+    """
+    found = []
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            turns = list(module.get_submodule("parametrizations.weight").children())
+            if len(turns) == 1 and isinstance(turns[0], Rotation):
+                parametrize.remove_parametrizations(module, "weight")
+                if "bias" in module._parameters:  # behind the weight, as it was
+                    module._parameters["bias"] = module._parameters.pop("bias")
+                found.append(name)
+    return found
+
+
+def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
+    owners: dict[Tensor, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[parameter] = owners.get(parameter, 0) + 1
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not parametrize.is_parametrized(module, "weight")
+    }
+    found = {
+        name: layer
+        for name, layer in linear.items()
+        if layer.weight.requires_grad and owners[layer.weight] == 1
+    }
+    if not found:
+        raise ValueError(
+            "rotate found no trainable nn.Linear whose weight is its own and not turned already"
+        )
+    for name, layer in found.items():
+        if layer.weight.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"rotate would round the weights of {name}, which are {layer.weight.dtype}: load "
+                "the model in float32 and train it under autocast"
+            )
+    return found
+
+
+def _square(layer: nn.Linear, side: int, largest: int, sides: str) -> Tensor | None:
+    rows = layer.weight.shape[side]
+    if rows > largest or (side == 0 and sides == "inputs"):
+        return None
+    return torch.zeros(rows, rows, dtype=layer.weight.dtype, device=layer.weight.device)
+
+
+def _has_any(pair: list[Tensor | None]) -> bool:
+    return any(bool(moment.any()) for moment in pair if moment is not None)
+
+
+def _is_finite(pair: list[Tensor | None]) -> bool:
+    return all(bool(moment.isfinite().all()) for moment in pair if moment is not None)
+
+
+def _add(moment: Tensor, rows: Tensor) -> None:
+    flat = wide(rows.detach()).flatten(0, -2).to(moment)
+    moment.addmm_(flat.T, flat)
+
+
+def _directions(moment: Tensor) -> Tensor:
+    """Return eigenvectors as columns."""
+    ways: Tensor = torch.linalg.eigh(moment.double()).eigenvectors
+    return ways
+
+
+@contextmanager
+def _calls(layers: dict[str, nn.Linear]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+    """Note every call of the layers: name, input, output."""
+    calls: list[tuple[str, Tensor, Tensor]] = []
+
+    def note(name: str) -> Any:
+        def keep(layer: nn.Module, entered: tuple[Tensor, ...], output: Tensor) -> None:
+            if output.requires_grad:
+                calls.append((name, entered[0], output))
+
+        return keep
+
+    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
