@@ -136,7 +136,7 @@ GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
         "back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.5, 0.8]),
         "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.5, 0.8], rotated=YES),
         "rotated_gate_back": grid(
-            lr=[1e-3, 3e-3], consolidation=[0.9], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+            lr=[3e-3], consolidation=[0.9, 0.9999], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
         ),
         "rotated_ewc_back": grid(
             lr=[1.5e-3], penalty=[0.3, 1.0], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
