@@ -204,6 +204,12 @@ def test_what_cannot_be_turned_is_refused(change, says):
         rotate(model, known(dtype=torch.float32))
 
 
+def test_sharded_weights_are_refused(monkeypatch):
+    monkeypatch.setattr("syngap.optim.rotation.is_sharded", lambda weight: True)
+    with pytest.raises(ValueError, match="those of 0 are sharded"):
+        rotate(network(), known())
+
+
 def test_wrong_arguments_and_numbers_change_nothing():
     model, x = network(), known()
     with pytest.raises(ValueError, match="'both' or 'inputs'"):

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.importance import SCALE, read_prediction, score_sums
 from syngap.optim.precision import wide
+from syngap.optim.sharded import is_sharded
 
 __all__ = ["rotate", "unrotate"]
 
@@ -182,6 +183,8 @@ def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
             "rotate found no trainable nn.Linear whose weight is its own and not turned already"
         )
     for name, layer in found.items():
+        if is_sharded(layer.weight):
+            raise ValueError(f"rotate needs whole weights, and those of {name} are sharded")
         if layer.weight.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"rotate would round the weights of {name}, which are {layer.weight.dtype}: load "
@@ -223,7 +226,7 @@ def _calls(layers: dict[str, nn.Linear]) -> Iterator[list[tuple[str, Tensor, Ten
 
     def note(name: str) -> Any:
         def keep(layer: nn.Module, entered: tuple[Tensor, ...], output: Tensor) -> None:
-            if output.requires_grad:
+            if entered and output.requires_grad:
                 calls.append((name, entered[0], output))
 
         return keep
