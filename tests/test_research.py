@@ -121,9 +121,13 @@ def factored(steps: int, **options: Any) -> tuple[Kronecker, Batch]:
     return method, batches[-1]
 
 
-@pytest.mark.parametrize("directions", ["both", "inputs"])
-def test_a_factored_gate_is_the_mask_of_the_whole_matrix(directions):
-    method, batch = factored(4, directions=directions, retention=0.5, refresh=1, consolidation=0.5)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"directions": "inputs"}, {"inputs": "channels"}],
+    ids=["both", "inputs", "channels"],
+)
+def test_a_factored_gate_is_the_mask_of_the_whole_matrix(options):
+    method, batch = factored(4, **options, retention=0.5, refresh=1, consolidation=0.5)
     model = method.learner.model
     method.optimizer.zero_grad()
     method.loss(batch).backward()
@@ -132,9 +136,11 @@ def test_a_factored_gate_is_the_mask_of_the_whole_matrix(directions):
 
     whole = {name: torch.diag(f.flatten()).double() for name, f in method.others.items()}
     for name, (outer, inner) in method.factors.items():
-        if directions == "inputs":
+        if "directions" in options:
             outer = outer.diagonal().mean() * torch.eye(len(outer))
         whole[f"{name}.weight"] = torch.kron(outer.double(), inner.double())
+        if "inputs" in options and name == "0":  # each of the kernel's four places alike
+            whole[f"{name}.weight"] = torch.kron(whole[f"{name}.weight"], torch.eye(4).double())
     mean = sum(f.trace() for f in whole.values()) / sum(len(f) for f in whole.values())
     assert set(whole) == set(gradients)
     for name, parameter in model.named_parameters():

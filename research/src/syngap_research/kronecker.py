@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
 from syngap.methods.er import ER
+from syngap.methods.er_ace import ERACE
 from syngap.methods.learner import Learner
 from syngap.options import Count, NonNegative, Proportion, Retention
 
-__all__ = ["Kronecker"]
+__all__ = ["Kronecker", "KroneckerACE"]
 
 Layer = nn.Linear | nn.Conv2d
 
@@ -30,9 +31,12 @@ class Kronecker(ER):
         learner: the network and how it sees samples.
         directions: "both" sides of a layer are turned, or its "inputs" alone, a gate of low rank
             where inputs lie in few directions.
+        inputs: those of a convolution are "patches", or "channels" at each place of its kernel
+            alike, which is cheaper by far.
         retention: α of both factors.
         consolidation: τ.
         ambient: ε.
+        every: both factors are refreshed at each k-th step, and at all of the first 100.
         refresh: eigenvectors are taken anew at each k-th step, and more often in the beginning.
         **er: options of `ER`.
     """
@@ -42,17 +46,23 @@ class Kronecker(ER):
         learner: Learner,
         *,
         directions: Literal["both", "inputs"] = "both",
+        inputs: Literal["patches", "channels"] = "patches",
         retention: Retention = 0.999,
         consolidation: Proportion = 0.1,
         ambient: NonNegative = 0.01,
+        every: Count = 4,
         refresh: Count = 50,
         **er: Any,
     ) -> None:
         super().__init__(learner, **er)
         self.directions, self.retention, self.refresh = directions, retention, refresh
+        self.every = every
+        self.by_channel = inputs == "channels"
         self.steepness, self.ambient = math.atanh(consolidation), ambient
         weights = {f"{name}.weight" for name in self._layers()}
-        sides = {name: rows_and_columns(layer) for name, layer in self._layers().items()}
+        sides = {
+            name: self._matrices(layer.weight).shape[1:] for name, layer in self._layers().items()
+        }
         self.factors = {
             name: [torch.zeros(side, side, device=learner.device) for side in both]
             for name, both in sides.items()
@@ -69,6 +79,9 @@ class Kronecker(ER):
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits of samples for learning; both factors come from the same forward pass."""
+        is_early = self.steps < 100
+        if not is_early and self.steps % self.every:
+            return super().predict(x, y)
         seen: dict[str, tuple[Tensor, Tensor]] = {}
 
         def keep(name: str) -> Any:
@@ -78,7 +91,7 @@ class Kronecker(ER):
         logits = super().predict(x, y)
         for hook in hooks:
             hook.remove()
-        self._observe(logits, seen)
+        self._observe(logits, seen, self.retention if is_early else self.retention**self.every)
         return logits
 
     def adjust(self) -> None:
@@ -94,15 +107,28 @@ class Kronecker(ER):
                 gradient.mul_(mask)
                 continue
             outer, inner = self.turns[name]
-            turned = mask * (outer.T @ gradient.flatten(1) @ inner)
-            gradient.copy_((outer @ turned @ inner.T).view_as(gradient))
+            turned = mask * (outer.T @ self._matrices(gradient) @ inner)
+            back = outer @ turned @ inner.T
+            gradient.copy_(back.permute(1, 2, 0).reshape(gradient.shape))
         self.steps += 1
 
     def _layers(self) -> dict[str, Layer]:
         found = self.learner.model.named_modules()
         return {name: module for name, module in found if isinstance(module, Layer)}
 
-    def _observe(self, logits: Tensor, seen: dict[str, tuple[Tensor, Tensor]]) -> None:
+    def _matrices(self, weight: Tensor) -> Tensor:
+        """Return a weight, or its gradient, as matrices from inputs to outputs, places first."""
+        if self.by_channel:
+            return weight.flatten(2).permute(2, 0, 1) if weight.dim() > 2 else weight[None]
+        return weight.flatten(1)[None]
+
+    def _rows(self, layer: Layer, inputs: Tensor) -> Tensor:
+        """Return what those matrices are multiplied with, a row for each place."""
+        if self.by_channel and isinstance(layer, nn.Conv2d):
+            return inputs.movedim(1, -1).flatten(0, -2)
+        return patches(layer, inputs)
+
+    def _observe(self, logits: Tensor, seen: dict[str, tuple[Tensor, Tensor]], keep: float) -> None:
         count = len(logits)
         with torch.no_grad():
             drawn = torch.multinomial(logits.softmax(1), 1, generator=self.labels).squeeze(1)
@@ -110,11 +136,11 @@ class Kronecker(ER):
         wanted = [output for _, output in seen.values()] + [parameters[n] for n in self.others]
         loss = cross_entropy(logits, drawn, reduction="sum")
         scores = list(torch.autograd.grad(loss, wanted, retain_graph=True))
-        self.weight = self.retention * self.weight + 1 - self.retention
-        step = (1 - self.retention) / self.weight
+        self.weight = keep * self.weight + 1 - keep
+        step = (1 - keep) / self.weight
         layers = self._layers()
         for (name, (inputs, _)), score in zip(seen.items(), scores, strict=False):
-            rows = patches(layers[name], inputs.detach())
+            rows = self._rows(layers[name], inputs.detach())
             deltas = score.movedim(1, -1).flatten(0, -2)
             outer, inner = self.factors[name]
             outer.lerp_(deltas.T @ deltas / count, step)
@@ -124,7 +150,7 @@ class Kronecker(ER):
 
     def _turn(self) -> None:
         """Take eigenvectors of the factors, and the masks in their basis."""
-        mattered = dict(self.others)
+        mattered, layers = dict(self.others), self._layers()
         for name, (outer, inner) in self.factors.items():
             lengths, ways = torch.linalg.eigh(inner.double())
             if self.directions == "both":
@@ -133,19 +159,15 @@ class Kronecker(ER):
                 outer_lengths = outer.double().diagonal().mean().expand(len(outer))
                 outer_ways = torch.eye(len(outer), device=outer.device)
             self.turns[f"{name}.weight"] = [outer_ways.float(), ways.float()]
-            product = torch.outer(outer_lengths.clamp_min(0), lengths.clamp_min(0))
-            mattered[f"{name}.weight"] = product.float()
+            product = torch.outer(outer_lengths.clamp_min(0), lengths.clamp_min(0)).float()
+            places = len(self._matrices(layers[name].weight))
+            mattered[f"{name}.weight"] = product.expand(places, -1, -1)
         total = sum(float(value.double().sum()) for value in mattered.values())
         mean = max(total / sum(value.numel() for value in mattered.values()), 1e-30)
         self.masks = {
             name: 1 - torch.tanh(self.steepness * value / mean) + self.ambient
             for name, value in mattered.items()
         }
-
-
-def rows_and_columns(layer: Layer) -> tuple[int, int]:
-    """Return the sides of a layer's weight, as a matrix from patches to outputs."""
-    return layer.weight.shape[0], layer.weight[0].numel()
 
 
 def patches(layer: Layer, inputs: Tensor) -> Tensor:
@@ -157,3 +179,7 @@ def patches(layer: Layer, inputs: Tensor) -> Tensor:
     assert not isinstance(layer.padding, str)
     found = unfold(inputs, layer.kernel_size, padding=layer.padding, stride=layer.stride)
     return found.transpose(1, 2).flatten(0, 1)
+
+
+class KroneckerACE(Kronecker, ERACE):
+    """The same with the loss of ER-ACE."""
