@@ -414,3 +414,9 @@ def test_what_earlier_versions_did_without_saying() -> None:
         "methods": {"a": {"every": 8, "warmup": 5}, "b": {"every": 1}, "c": {"lr": 0.1}},
     }
     assert as_then(said) == said
+    rows = {"syngap": {"every": 8}, "a": {"method": "syngap", "every": 8}, "er": {"every": 8}}
+    assert [row for row, on in as_then({"methods": rows})["methods"].items() if "warmup" in on] == [
+        "syngap",
+        "a",  # others may have an option of that name and none called warmup
+    ]
+    assert as_then({"method": {"name": "er", "every": 8}})["method"] == {"name": "er", "every": 8}

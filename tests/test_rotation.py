@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import nn
 from torch.distributions import Normal
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from syngap import SynGAP, plasticity, rotate, unrotate
 from syngap.optim.importance import sample_labels
@@ -39,6 +42,8 @@ def test_the_model_computes_what_it_did_and_gets_its_weights_back(sides):
     assert rotate(model, x, sides=sides) == ["0", "2"]
     torch.testing.assert_close(model(x), plain, rtol=1e-12, atol=1e-12)
     assert set(model.parameters()) == set(parameters)
+    turn = model[0].parametrizations.weight[0]
+    assert (turn.outer is None, turn.inner is None) == (sides == "inputs", False)
     turned = model[0].parametrizations.weight.original
     assert (turned - before[0].weight).abs().max() > 0.1
     assert unrotate(model) == ["0", "2"]
@@ -164,6 +169,97 @@ def test_frozen_shared_and_turned_weights_stay():
     assert unrotate(model) == []
 
 
+@pytest.mark.parametrize("original", [True, False])
+def test_a_copy_and_its_original_are_unrotated_apart(original):
+    model, x = network(), known()
+    plain = model(x)
+    rotate(model, x)
+    other = copy.deepcopy(model)
+    first, second = (model, other) if original else (other, model)
+    unrotate(first)
+    torch.testing.assert_close(second(x), plain, rtol=1e-12, atol=1e-12)
+    unrotate(second)
+    torch.testing.assert_close(second(x), plain, rtol=1e-12, atol=1e-12)
+    assert type(first[0]) is type(second[0]) is nn.Linear
+
+
+def directions(model: nn.Module, x: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    """Return V and U of every layer after `rotate`."""
+    rotate(model, x, generator=generator(), **options)
+    return [buffer.abs() for name, buffer in model.named_buffers() if "parametrizations" in name]
+
+
+def test_what_works_in_place_behind_a_layer_changes_nothing():
+    turns = []
+    for inplace in (False, True):
+        model = network()
+        model[1] = nn.ReLU(inplace=inplace)
+        turns.append(directions(model, known()))
+    torch.testing.assert_close(*turns, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_that_no_prediction_depends_on_are_left_out():
+    turns, text = [], known(36).view(12, 3, 5)
+    for padded in (False, True):
+        model = network()
+        batch = nn.functional.pad(text, (0, 0, 0, 4), value=9.0) if padded else text
+        turns.append(directions(model, batch, predict=lambda x, model=model: model(x)[:, :3]))
+    torch.testing.assert_close(*turns, rtol=1e-6, atol=1e-6)
+
+
+def test_checkpointed_layers_and_inputs_by_keyword():
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            between = checkpoint(self.inner[:2], x, use_reentrant=False)
+            return self.inner[2](input=between)
+
+    torch.testing.assert_close(
+        directions(Saving(), known()), directions(network(), known()), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_weights_with_a_computation_of_their_own_stay():
+    model, x = network(), known()
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert rotate(model, x) == ["2"]
+    assert unrotate(model) == ["2"]
+    assert nn.utils.parametrize.is_parametrized(model[0], "weight")
+    rotate(model, x)
+    nn.utils.parametrizations.weight_norm(model[2])
+    with pytest.raises(ValueError, match="2 has another parametrization"):
+        unrotate(model)
+
+
+def test_nothing_is_turned_where_one_layer_cannot_be(monkeypatch):
+    model, x = network(), known()
+    eigh, taken = torch.linalg.eigh, []
+
+    def failing(moment: torch.Tensor) -> Any:
+        taken.append(moment)
+        if len(taken) > 2:
+            raise torch.linalg.LinAlgError
+        return eigh(moment)
+
+    monkeypatch.setattr("torch.linalg.eigh", failing)
+    with pytest.raises(torch.linalg.LinAlgError):
+        rotate(model, x)
+    assert not nn.utils.parametrize.is_parametrized(model[0])
+
+
+def test_its_state_goes_into_safetensors():
+    model, x = network(), known()
+    rotate(model, x)
+    kept = load(save(model.state_dict()))
+    other = network()
+    rotate(other, known(8))
+    other.load_state_dict(kept)
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+
+
 def test_a_layer_that_is_called_twice_and_one_that_is_not_called():
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -187,8 +283,16 @@ def test_large_sides_are_left_and_all_of_them_is_an_error():
     assert rotate(model, x, largest=5) == ["0", "2"]
     turns = [model[place].parametrizations.weight[0] for place in (0, 2)]
     assert [(t.outer is None, t.inner is None) for t in turns] == [(True, False), (False, True)]
-    with pytest.raises(ValueError, match="at least one batch"):
+    with pytest.raises(ValueError, match="longer than largest=2"):
         rotate(network(), x, largest=2)
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    """A model that says it is DDP's, which asks for processes."""
+    ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(ddp)
+    ddp.module = model
+    return ddp
 
 
 @pytest.mark.parametrize(
@@ -196,6 +300,7 @@ def test_large_sides_are_left_and_all_of_them_is_an_error():
     [
         (lambda model: model.bfloat16(), "float32 and train it under autocast"),
         (lambda model: model.requires_grad_(False), "no trainable"),
+        (wrapped, "before DDP wraps it"),
     ],
 )
 def test_what_cannot_be_turned_is_refused(change, says):
@@ -217,6 +322,8 @@ def test_wrong_arguments_and_numbers_change_nothing():
     with pytest.raises(ValueError, match="at least one batch"):
         rotate(model, [])
     broken = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="is not finite"):
+        rotate(broken[0], x * 1e200, predict=lambda x: broken[0](x) * 1e-200)
     nn.init.constant_(broken[2].weight, torch.nan)
     with pytest.raises(FloatingPointError):
         rotate(broken, x)
@@ -232,6 +339,8 @@ def test_modes_and_random_states_are_left_as_they_were():
     buffers, modes = copy.deepcopy(model[1].state_dict()), [m.training for m in model.modules()]
     own, drawn = generator(), torch.get_rng_state()
     begun = own.get_state()
+    unrotated = copy.deepcopy(model)
+    rotate(unrotated, x)  # draws labels from torch's generator
     rotate(model, x, generator=own)
     assert [module.training for module in model.modules() if not _is_turn(module)] == modes
     torch.testing.assert_close(model[1].state_dict(), buffers)

@@ -209,15 +209,18 @@ def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
             then[part] = {name: value, **options}
     rows = written.get("methods")
     if isinstance(rows, dict):
-        then["methods"] = {row: _cold_then(options) for row, options in rows.items()}
+        then["methods"] = {row: _cold_then(options, "method", row) for row, options in rows.items()}
     if "method" in written:
-        then["method"] = _cold_then(written["method"])
+        then["method"] = _cold_then(written["method"], "name")
     return then
 
 
-def _cold_then(options: Any) -> Any:
+def _cold_then(options: Any, key: str, row: str = "") -> Any:
+    """Say `warmup: 0` of a method that has such an option; others may have an `every`, too."""
     if isinstance(options, dict) and options.get("every", 1) != 1:
-        return {"warmup": 0, **options}
+        method = options.get(key, row)
+        if isinstance(method, str) and "warmup" in complete_method({"name": method}):
+            return {"warmup": 0, **options}
     return options
 
 

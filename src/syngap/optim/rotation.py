@@ -8,21 +8,21 @@ matrix is close to diagonal: each is how strongly one direction of inputs moves 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from syngap.optim.consolidation import Predict, Progress, predictions
-from syngap.optim.importance import SCALE, read_prediction, score_sums
-from syngap.optim.precision import wide
+from syngap.optim.importance import Prediction, read_prediction, score_sums
 from syngap.optim.sharded import is_sharded
 
 __all__ = ["rotate", "unrotate"]
+
+Call: TypeAlias = tuple[str, Tensor, Tensor]  # name, input, output
 
 
 class Rotation(nn.Module):
@@ -71,11 +71,11 @@ def rotate(
 ) -> list[str]:
     """Turn the weights of linear layers into directions, by what they do for `inputs`.
 
-    The model computes what it did, and its parameters are the same objects with other values, so an
-    optimizer made before or after works on directions: AdamW, and the gate most of all. Call it
-    before `consolidate`, with the same inputs, and `unrotate` when training has ended; a
-    checkpoint between the two loads into a model that was rotated. Frozen weights, those that
-    several modules share, and other kinds of layers stay as they are.
+    The model computes what it did, and its parameters are the same objects with other values, in
+    another order (a bias before its weight); an optimizer that has not stepped yet works on
+    directions from then on. Call it before `consolidate`, with the same inputs, and `unrotate` when
+    training has ended and before the model is saved. Frozen weights, those that several modules
+    share, and other kinds of layers stay as they are: look at the names that are returned.
 
     Args:
         model: has trainable `nn.Linear` layers, with weights in float32 or float64 (autocast is
@@ -85,7 +85,7 @@ def rotate(
         largest: a side of more rows is not turned; its matrix would have the square of them.
         batch_size: length of the batches cut from a tensor.
         predict: computes logits or a distribution from a batch in place of `model(batch)`.
-        generator: source of the labels that are drawn.
+        generator: source of the drawn labels (logits only: distributions draw by themselves).
         progress: called after each batch with the number done and, where known, of all.
 
     Returns:
@@ -109,6 +109,8 @@ def rotate(
         name: [_square(layer, side, largest, sides) for side in (0, 1)]
         for name, layer in layers.items()
     }
+    if all(moment is None for pair in moments.values() for moment in pair):
+        raise ValueError(f"every side of every layer is longer than largest={largest}")
     with _calls(layers) as calls:
         for prediction in predictions(
             model,
@@ -118,25 +120,15 @@ def rotate(
             progress=progress,
             generator=generator,
         ):
-            read = read_prediction(prediction, generator=generator)
-            scores = score_sums(read, [output for _, _, output in calls]) if calls else []
-            scale = math.sqrt(read.count) / SCALE  # a prediction counts alike in every batch
-            for (name, entered, _), score in zip(calls, scores, strict=True):
-                outer, inner = moments[name]
-                if outer is not None and score is not None:
-                    _add(outer, score * scale)
-                if inner is not None:
-                    _add(inner, entered)
-            calls.clear()
+            _gather(read_prediction(prediction, generator=generator), calls, moments)
+            del prediction  # or its graph lives until the next one is whole
     seen = [name for name, pair in moments.items() if _has_any(pair)]
     if not seen:
-        raise ValueError("rotate needs at least one batch that goes through a linear layer")
+        raise ValueError("rotate needs at least one batch whose predictions depend on a layer")
     if not all(_is_finite(pair) for pair in moments.values()):
         raise ValueError("what goes through the linear layers, or its gradient, is not finite")
-    for name in seen:
-        outer, inner = (None if moment is None else _directions(moment) for moment in moments[name])
-        weight = layers[name].weight
-        turn = Rotation(*(None if m is None else m.to(weight) for m in (outer, inner)))
+    turns = {name: Rotation(*map(_directions, moments[name])) for name in seen}
+    for name, turn in turns.items():  # none before all are found
         parametrize.register_parametrization(layers[name], "weight", turn)
     return seen
 
@@ -154,7 +146,12 @@ def unrotate(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module, "weight"):
             turns = list(module.get_submodule("parametrizations.weight").children())
-            if len(turns) == 1 and isinstance(turns[0], Rotation):
+            if len(turns) > 1 and any(isinstance(turn, Rotation) for turn in turns):
+                raise ValueError(f"{name} has another parametrization with its rotation: remove it")
+            if isinstance(turns[0], Rotation):
+                # Copies of a module have its class in common, and would lose their weight with it.
+                kind = type(module)
+                module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
                 parametrize.remove_parametrizations(module, "weight")
                 if "bias" in module._parameters:  # behind the weight, as it was
                     module._parameters["bias"] = module._parameters.pop("bias")
@@ -163,6 +160,8 @@ def unrotate(model: nn.Module) -> list[str]:
 
 
 def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("rotate the model before DDP wraps it, which gives all processes the same")
     owners: dict[Tensor, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -176,7 +175,7 @@ def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
     found = {
         name: layer
         for name, layer in linear.items()
-        if layer.weight.requires_grad and owners[layer.weight] == 1
+        if layer.weight.requires_grad and owners.get(layer.weight) == 1
     }
     if not found:
         raise ValueError(
@@ -208,30 +207,51 @@ def _is_finite(pair: list[Tensor | None]) -> bool:
     return all(bool(moment.isfinite().all()) for moment in pair if moment is not None)
 
 
-def _add(moment: Tensor, rows: Tensor) -> None:
-    flat = wide(rows.detach()).flatten(0, -2).to(moment)
-    moment.addmm_(flat.T, flat)
+def _gather(read: Prediction, calls: list[Call], moments: dict[str, list[Tensor | None]]) -> None:
+    """Add a batch to the moments, of rows that the prediction depends on: padding has no score."""
+    noted = list(calls)
+    scores = score_sums(read, [output for _, _, output in noted]) if noted else []
+    calls.clear()  # also those that a checkpoint made on the way back
+    for (name, entered, _), score in zip(noted, scores, strict=True):
+        if score is not None:
+            rows, deltas = (t.detach().reshape(-1, t.shape[-1]) for t in (entered, score))
+            used = deltas.any(-1)
+            outer, inner = moments[name]
+            if outer is not None:  # a prediction counts alike in every batch
+                _add(outer, deltas[used], weight=float(read.count))
+            if inner is not None:
+                _add(inner, rows[used])
 
 
-def _directions(moment: Tensor) -> Tensor:
+def _add(moment: Tensor, rows: Tensor, weight: float = 1.0) -> None:
+    rows = rows.to(moment)
+    moment.addmm_(rows.T, rows, alpha=weight)
+
+
+def _directions(moment: Tensor | None) -> Tensor | None:
     """Return eigenvectors as columns."""
+    if moment is None:
+        return None
     ways: Tensor = torch.linalg.eigh(moment.double()).eigenvectors
-    return ways
+    return ways.to(moment.dtype).contiguous()
 
 
 @contextmanager
-def _calls(layers: dict[str, nn.Linear]) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+def _calls(layers: dict[str, nn.Linear]) -> Iterator[list[Call]]:
     """Note every call of the layers: name, input, output."""
-    calls: list[tuple[str, Tensor, Tensor]] = []
+    calls: list[Call] = []
 
     def note(name: str) -> Any:
-        def keep(layer: nn.Module, entered: tuple[Tensor, ...], output: Tensor) -> None:
-            if entered and output.requires_grad:
-                calls.append((name, entered[0], output))
+        def keep(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+            if output.requires_grad:
+                calls.append((name, args[0] if args else kwargs["input"], output))
+            return output.clone()  # what follows may work in place
 
         return keep
 
-    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_hook(note(name), with_kwargs=True) for name, layer in layers.items()
+    ]
     try:
         yield calls
     finally:
