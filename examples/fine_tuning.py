@@ -1,7 +1,7 @@
 """Fine-tuning that keeps what a model knew: handwritten digits, then the same digits lying down.
 
-Of the upright digits 256 images without labels are left. Three seeds of AdamW, of AdamW behind the
-gate, and of both on weights that were turned first, so that the gate closes directions.
+Of the upright digits 256 images without labels are left. Three seeds of AdamW with and without the
+gate, on weights as they are and on weights that were turned, where it closes directions.
 """
 
 import copy
@@ -29,6 +29,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: 
 
 def fine_tune(model: nn.Module, *, gated: bool, turned: bool) -> list[float]:
     """Return the accuracy on upright digits and on lying ones."""
+    torch.manual_seed(0)  # the same batches for all
     known = upright[~test][:256]
     if turned:
         rotate(model, known)
@@ -44,17 +45,16 @@ def fine_tune(model: nn.Module, *, gated: bool, turned: bool) -> list[float]:
 
 
 torch.set_num_threads(1)  # a network this small is slower on two
-ends: dict[str, list[list[float]]] = {"AdamW": [], "gated": [], "gated, turned": []}
+ends: dict[str, list[list[float]]] = {}
 for seed in range(3):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     train(model, torch.optim.AdamW(model.parameters(), lr=3e-3), upright, 600)
-    for name, found in ends.items():
+    for name in ("AdamW", "gated", "AdamW, turned", "gated, turned"):
         options = {"gated": "gated" in name, "turned": "turned" in name}
-        found.append(fine_tune(copy.deepcopy(model), **options))
+        ends.setdefault(name, []).append(fine_tune(copy.deepcopy(model), **options))
 means = {name: torch.tensor(found).mean(0) for name, found in ends.items()}
 for name, (old, new) in means.items():
     print(f"{name:13}  upright {old:.1f}, lying {new:.1f}")
-gained, learned = means["gated, turned"] - means["AdamW"]
-assert gained > 20
-assert learned > -2
+assert (means["gated, turned"] > means["AdamW"] + torch.tensor([20, -2])).all()
+assert means["gated, turned"][0] > means["AdamW, turned"][0]

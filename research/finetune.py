@@ -82,7 +82,7 @@ OWN, DATA, EVEN = ["own"], ["data"], ["even"]  # where importance comes from
 YES = [True]
 # Equally many runs for each method, by `--runs`; "gate_data" is a control, one value of "gate".
 # "penalty" is λ in units of importance, so that even importance (L2) has the mean of the model's.
-# "rotated" is `rotate` before all else; "back" is how far from the start a model is judged, on the
+# "rotated" is `rotate` before all else; "way" is how far from the start a model is judged, on the
 # line to its weights.
 GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
     12: {
@@ -101,19 +101,19 @@ GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
         "rotated_ewc": grid(
             lr=[3e-4, 1.5e-3], penalty=[0.03, 0.1, 0.3, 1.0, 3.0, 10.0], source=OWN, rotated=YES
         ),
-        "back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.25, 0.5, 0.7, 0.85]),
-        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.25, 0.5, 0.7, 0.85], rotated=YES),
+        "back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.25, 0.5, 0.7, 0.85]),
+        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.25, 0.5, 0.7, 0.85], rotated=YES),
         "rotated_gate_back": grid(
             lr=[1e-3, 3e-3],
             consolidation=[0.9, 0.9999],
-            back=[0.5, 0.7, 0.85],
+            way=[0.5, 0.7, 0.85],
             source=OWN,
             rotated=YES,
         ),
         "rotated_ewc_back": grid(
             lr=[1.5e-3],
             penalty=[0.1, 0.3, 1.0, 3.0],
-            back=[0.5, 0.7, 0.85],
+            way=[0.5, 0.7, 0.85],
             source=OWN,
             rotated=YES,
         ),
@@ -133,14 +133,14 @@ GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
             lr=[7.5e-4, 3e-3], consolidation=[0.5, 0.9, 0.9999], source=OWN, rotated=YES
         ),
         "rotated_ewc": grid(lr=[3e-4, 1.5e-3], penalty=[0.3, 1.0, 10.0], source=OWN, rotated=YES),
-        "back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.5, 0.8]),
-        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], back=[0.5, 0.8], rotated=YES),
+        "back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.5, 0.8]),
+        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.5, 0.8], rotated=YES),
         "rotated_gate_back": grid(
-            lr=[3e-3], consolidation=[0.9, 0.9999], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+            lr=[3e-3], consolidation=[0.9, 0.9999], way=[0.5, 0.7, 0.85], source=OWN, rotated=YES
         ),
         "rotated_ewc_back": grid(
-            lr=[1.5e-3], penalty=[0.3, 1.0], back=[0.5, 0.7, 0.85], source=OWN, rotated=YES
-        ),
+            lr=[1.5e-3, 3e-3], penalty=[0.3, 1.0], way=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+        ),  # twice as many: the gate's rate there was chosen in a pilot
         "gate_data": grid(lr=[rates(3e-5, 3e-3, 3)[1]], consolidation=[0.9999], source=DATA),
     },
 }
@@ -361,9 +361,17 @@ class Shelf:
         state = self._made(self.base(size, old, seed), lambda: self._pretrained(size, old, seed))
         model.load_state_dict(state)
         if rotated:
-            labels = torch.Generator(self.device).manual_seed(seed)
-            rotate(model, self.written(size, old, seed), batch_size=16, generator=labels)
+            name = f"{self.base(size, old, seed)}-rotated{self.args.samples}"
+            turned = self._made(name, lambda: self._turned(size, old, seed))
+            rotate(model, self.written(size, old, seed)[:1])  # any will do: directions are loaded
+            model.load_state_dict(turned)
         return model
+
+    def _turned(self, size: str, old: str, seed: int) -> dict[str, Tensor]:
+        model = self.model(size, old, seed)
+        labels = torch.Generator(self.device).manual_seed(seed)
+        rotate(model, self.written(size, old, seed), batch_size=16, generator=labels)
+        return model.state_dict()
 
     def written(self, size: str, old: str, seed: int) -> Tensor:
         """Return what the model writes itself."""
@@ -514,11 +522,13 @@ def adapt(model: nn.Module, rank: int) -> list[nn.Parameter]:
 def part_way(params: list[nn.Parameter], start: list[Tensor], share: float) -> Iterator[None]:
     """Put parameters at `share` of the way from the start to where they are, for a while."""
     ends = [param.detach().clone() for param in params]
-    with torch.no_grad():
-        torch._foreach_lerp_(params, start, 1 - share)
-    yield
-    with torch.no_grad():
-        torch._foreach_copy_(params, ends)
+    try:
+        with torch.no_grad():
+            torch._foreach_lerp_(params, start, 1 - share)
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(params, ends)
 
 
 @dataclass(frozen=True)
@@ -539,7 +549,6 @@ def fine_tuned(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
     args, values, which = shelf.args, json.loads(run.values), (run.size, run.old, run.seed)
     rotated = values.get("rotated", False)
     model = shelf.model(*which, rotated)
-    start = [param.detach().clone() for param in model.parameters()]
     shared = run.key(args) | {"parameters": sum(param.numel() for param in model.parameters())}
     if run.method == "start":
         losses = shelf.losses(model, run.size, run.old, run.new)
@@ -555,6 +564,8 @@ def fine_tuned(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
         optimizer = adamw(model.parameters(), values["lr"])
     if args.compile:
         model.compile()
+    params = list(model.parameters())
+    start = [param.detach().clone() for param in params]
     looks = {round(step) for step in np.geomspace(min(4, args.steps), args.steps, args.looks)}
     rows, began = [], time.monotonic()
     texts = shelf.batches(
@@ -567,7 +578,7 @@ def fine_tuned(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
             pull()
         optimizer.step()
         if step in looks:
-            with part_way(list(model.parameters()), start, values.get("back", 1.0)):
+            with part_way(params, start, values.get("way", 1.0)):
                 losses = shelf.losses(model, run.size, run.old, run.new)
             seconds = round(time.monotonic() - began, 2)
             rows.append(shared | {"step": step, "seconds": seconds} | losses)
@@ -815,6 +826,9 @@ def check() -> None:
     learned = {param for param in adapted.parameters() if param.grad is not None}
     thin = {param for m in adapted.modules() if isinstance(m, LowRank) for param in (m.up, m.down)}
     assert learned == thin == set(params), "others than adapters learn, or not all of them"
+    everything = list(adapted.parameters())
+    with part_way(everything, [torch.zeros_like(param) for param in everything], 0.5):
+        torch.testing.assert_close(next(adapted.parameters()), next(model.parameters()) / 2)
     print("adapters begin at the model, and they alone learn")
 
     turned = copy.deepcopy(model)

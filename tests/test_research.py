@@ -104,9 +104,10 @@ def test_where_the_stream_opposes_replay_a_closed_gate_lets_replay_alone_through
 @pytest.mark.parametrize("path", sorted(RESEARCH.glob("*.yaml")), ids=lambda path: path.name)
 def test_rows_of_its_experiments_can_be_made(path: Path) -> None:
     for row, options in read(str(path))["methods"].items():
-        if options.get("method") == "metaplastic":
+        kinds = {"metaplastic": Metaplastic, "kronecker": Kronecker}
+        if kind := kinds.get(options.get("method")):
             given = {key: value for key, value in options.items() if key != "method"}
-            Metaplastic(learner(), **checked(given, signature(Metaplastic), row))
+            kind(learner(), **checked(given, signature(kind), row))
 
 
 def factored(steps: int, **options: Any) -> tuple[Kronecker, Batch]:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, unfold
 from syngap.methods.er import ER
 from syngap.methods.er_ace import ERACE
 from syngap.methods.learner import Learner
-from syngap.options import Count, NonNegative, Proportion, Retention
+from syngap.options import Count, Natural, NonNegative, Proportion, Retention
 
 __all__ = ["Kronecker", "KroneckerACE"]
 
@@ -36,7 +36,8 @@ class Kronecker(ER):
         retention: α of both factors.
         consolidation: τ.
         ambient: ε.
-        every: both factors are refreshed at each k-th step, and at all of the first 100.
+        every: both factors are refreshed at each k-th step, and at all of the first `early`.
+        early: see `every`.
         refresh: eigenvectors are taken anew at each k-th step, and more often in the beginning.
         **er: options of `ER`.
     """
@@ -51,12 +52,13 @@ class Kronecker(ER):
         consolidation: Proportion = 0.1,
         ambient: NonNegative = 0.01,
         every: Count = 4,
+        early: Natural = 100,
         refresh: Count = 50,
         **er: Any,
     ) -> None:
         super().__init__(learner, **er)
         self.directions, self.retention, self.refresh = directions, retention, refresh
-        self.every = every
+        self.every, self.early = every, early
         self.by_channel = inputs == "channels"
         self.steepness, self.ambient = math.atanh(consolidation), ambient
         weights = {f"{name}.weight" for name in self._layers()}
@@ -79,7 +81,7 @@ class Kronecker(ER):
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits of samples for learning; both factors come from the same forward pass."""
-        is_early = self.steps < 100
+        is_early = self.steps < self.early
         if not is_early and self.steps % self.every:
             return super().predict(x, y)
         seen: dict[str, tuple[Tensor, Tensor]] = {}
@@ -88,9 +90,11 @@ class Kronecker(ER):
             return lambda layer, inputs, output: seen.update({name: (inputs[0], output)})
 
         hooks = [layer.register_forward_hook(keep(n)) for n, layer in self._layers().items()]
-        logits = super().predict(x, y)
-        for hook in hooks:
-            hook.remove()
+        try:
+            logits = super().predict(x, y)
+        finally:
+            for hook in hooks:
+                hook.remove()
         self._observe(logits, seen, self.retention if is_early else self.retention**self.every)
         return logits
 
