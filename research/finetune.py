@@ -751,8 +751,14 @@ def summarise(path: Path) -> None:
 
 
 def draw(path: Path, picture: Path) -> None:
-    """Draw old against new loss along the frontiers, a mean over seeds at each level."""
-    from syngap.report.figures.style import COLOURS, DASHES, INK, SOFT, bare, drawn
+    """Draw old against new loss along the frontiers, a mean over seeds at each level.
+
+    Colours are rules; dots are weights as they are, dashes turned ones, lines judged on the way.
+    """
+    from syngap.report.figures.style import COLOURS, INK, SOFT, bare, drawn
+
+    colours = {"adamw": COLOURS[0], "gate": INK, "ewc": COLOURS[1]}
+    dashes = (":", "--", "-", "-")
 
     groups = grouped(read(path), GROUP)
     sizes, pairs = (
@@ -766,12 +772,13 @@ def draw(path: Path, picture: Path) -> None:
             axes.set_title(f"{group[0]}: {group[1]} to {group[2]}")
             axes.set(xlabel=f"loss on {group[2]}, nats a byte", ylabel=f"loss on {group[1]}")
             found = [curves(part, np.linspace(0, 1, 41)) for part in whole_seeds(rows).values()]
-            looks = itertools.chain(zip(COLOURS, DASHES * 2, strict=False), [(SOFT, "-")] * 9)
             for method in found[0]:
-                colour, dash = (INK, "-") if method == "gate" else next(looks)
+                words = method.split("_")
+                rule = "_".join(w for w in words if w not in ("rotated", "back")) or "adamw"
+                look = ("rotated" in words) + 2 * ("back" in words)
                 new, old, _ = np.mean([curve[method] for curve in found], 0)
-                width = 2.4 if method == "gate" else 1.7
-                (line,) = axes.plot(new, old, color=colour, linestyle=dash, linewidth=width)
+                colour, width = colours.get(rule, SOFT), 2.6 if look == 3 else 1.4
+                (line,) = axes.plot(new, old, color=colour, linestyle=dashes[look], linewidth=width)
                 lines.setdefault(method, line)
             bare(axes, "both")
         figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)

@@ -97,7 +97,7 @@ def prelude() -> dict[str, Any]:
         "SynGAP": syngap.SynGAP,
         "model": Network(),
         "stream": [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(3)],
-        "inputs": torch.randn(6, 4),
+        "inputs": torch.randn(16, 4),
     }
 
 

@@ -163,7 +163,7 @@ def test_frozen_shared_and_turned_weights_stay():
     plain = model(text)
     assert rotate(model, text) == ["free"]
     torch.testing.assert_close(model(text), plain)
-    with pytest.raises(ValueError, match="no trainable"):
+    with pytest.raises(ValueError, match="rotated already"):
         rotate(model, text)
     assert unrotate(model) == ["free"]
     assert unrotate(model) == []
@@ -299,7 +299,8 @@ def wrapped(model: nn.Module) -> nn.Module:
     ("change", "says"),
     [
         (lambda model: model.bfloat16(), "float32 and train it under autocast"),
-        (lambda model: model.requires_grad_(False), "no trainable"),
+        (lambda model: model.requires_grad_(False), "is frozen or shares"),
+        (lambda model: nn.Conv1d(5, 3, 1), "has no nn.Linear"),
         (wrapped, "before DDP wraps it"),
     ],
 )
@@ -307,6 +308,11 @@ def test_what_cannot_be_turned_is_refused(change, says):
     model = change(network(torch.float32))
     with pytest.raises(ValueError, match=says):
         rotate(model, known(dtype=torch.float32))
+
+
+def test_fewer_rows_than_inputs_are_too_few():
+    with pytest.warns(UserWarning, match=r"1 of 2 layers have inputs \(the first: 2, 6 of 7\)"):
+        rotate(network(), known(6), batch_size=2)
 
 
 def test_sharded_weights_are_refused(monkeypatch):

@@ -386,6 +386,10 @@ def test_a_rotated_model_resumes_and_is_saved_as_a_plain_one(tmp_path: Path) -> 
     assert losses(resumed) == losses(whole)
     assert_identical(values_of(resumed.model), values_of(whole.model))
 
+    plain = trainer(tmp_path / "whole", own=own, **settings)
+    with pytest.raises(ValueError, match="one is rotated"):
+        plain.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+
     tokens = collated(text(4))["input_ids"]
     with torch.no_grad():
         said = whole.model.eval()(tokens).logits

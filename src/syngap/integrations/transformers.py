@@ -175,6 +175,17 @@ class SynGAPTrainer(Trainer):
 
         self.gate.consolidate(self.model, self.get_test_dataloader(dataset), predict=predict)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse weights along directions for a model that has none, and the reverse."""
+        names = [*load_result.missing_keys, *load_result.unexpected_keys]
+        turned = [name for name in names if ".parametrizations.weight." in name]
+        if turned:
+            raise ValueError(
+                f"of checkpoint and model one is rotated ({turned[0]} and {len(turned) - 1} more): "
+                "rotate(model, ...) or unrotate(model) before the trainer gets it"
+            )
+        super()._issue_warnings_after_load(load_result)
+
     def _is_decoder(self) -> bool:
         generates = getattr(self.model, "can_generate", None)
         return bool(generates and generates() and not self.model.config.is_encoder_decoder)

@@ -8,6 +8,8 @@ matrix is close to diagonal: each is how strongly one direction of inputs moves 
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -111,6 +113,7 @@ def rotate(
     }
     if all(moment is None for pair in moments.values() for moment in pair):
         raise ValueError(f"every side of every layer is longer than largest={largest}")
+    rows: Counter[str] = Counter()
     with _calls(layers) as calls:
         for prediction in predictions(
             model,
@@ -120,13 +123,22 @@ def rotate(
             progress=progress,
             generator=generator,
         ):
-            _gather(read_prediction(prediction, generator=generator), calls, moments)
-            del prediction  # or its graph lives until the next one is whole
+            read = read_prediction(prediction, generator=generator)
+            rows.update(_gather(read, calls, moments))
+            del prediction, read  # or their graph lives until the next one is whole
     seen = [name for name, pair in moments.items() if _has_any(pair)]
     if not seen:
         raise ValueError("rotate needs at least one batch whose predictions depend on a layer")
     if not all(_is_finite(pair) for pair in moments.values()):
         raise ValueError("what goes through the linear layers, or its gradient, is not finite")
+    thin = [name for name in seen if rows[name] < layers[name].in_features]
+    if thin:
+        warnings.warn(
+            f"rotate saw fewer rows than {len(thin)} of {len(seen)} layers have inputs (the first: "
+            f"{thin[0]}, {rows[thin[0]]} of {layers[thin[0]].in_features}), so directions that "
+            "matter may be taken to be free: give it more inputs",
+            stacklevel=2,
+        )
     turns = {name: Rotation(*map(_directions, moments[name])) for name in seen}
     for name, turn in turns.items():  # none before all are found
         parametrize.register_parametrization(layers[name], "weight", turn)
@@ -140,7 +152,7 @@ def unrotate(model: nn.Module) -> list[str]:
     has momentum and importance of directions, so make a new one.
 
     Returns:
-        The names of the layers that were turned.
+        The names of the layers that were turned, none where the model was not.
     """
     found = []
     for name, module in model.named_modules():
@@ -177,10 +189,14 @@ def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
         for name, layer in linear.items()
         if layer.weight.requires_grad and owners.get(layer.weight) == 1
     }
-    if not found:
+    if any(isinstance(module, Rotation) for module in model.modules()):
+        raise ValueError("the model is rotated already: unrotate(model), then rotate it again")
+    if not linear:
         raise ValueError(
-            "rotate found no trainable nn.Linear whose weight is its own and not turned already"
+            "the model has no nn.Linear, and others cannot be turned: use consolidate alone"
         )
+    if not found:
+        raise ValueError("every nn.Linear is frozen or shares its weight with another module")
     for name, layer in found.items():
         if is_sharded(layer.weight):
             raise ValueError(f"rotate needs whole weights, and those of {name} are sharded")
@@ -207,8 +223,14 @@ def _is_finite(pair: list[Tensor | None]) -> bool:
     return all(bool(moment.isfinite().all()) for moment in pair if moment is not None)
 
 
-def _gather(read: Prediction, calls: list[Call], moments: dict[str, list[Tensor | None]]) -> None:
-    """Add a batch to the moments, of rows that the prediction depends on: padding has no score."""
+def _gather(
+    read: Prediction, calls: list[Call], moments: dict[str, list[Tensor | None]]
+) -> Counter[str]:
+    """Add a batch to the moments and return how many rows it had by layer.
+
+    Those count that the prediction depends on: padding has no score.
+    """
+    counted: Counter[str] = Counter()
     noted = list(calls)
     scores = score_sums(read, [output for _, _, output in noted]) if noted else []
     calls.clear()  # also those that a checkpoint made on the way back
@@ -221,6 +243,8 @@ def _gather(read: Prediction, calls: list[Call], moments: dict[str, list[Tensor 
                 _add(outer, deltas[used], weight=float(read.count))
             if inner is not None:
                 _add(inner, rows[used])
+            counted[name] += int(used.sum())
+    return counted
 
 
 def _add(moment: Tensor, rows: Tensor, weight: float = 1.0) -> None:
