@@ -313,6 +313,7 @@ def test_what_cannot_be_turned_is_refused(change, says):
 def test_fewer_rows_than_inputs_are_too_few():
     with pytest.warns(UserWarning, match=r"1 of 2 layers have inputs \(the first: 2, 6 of 7\)"):
         rotate(network(), known(6), batch_size=2)
+    rotate(network(), known(6), largest=6)  # the side of 7 is not turned
 
 
 def test_sharded_weights_are_refused(monkeypatch):

@@ -131,7 +131,8 @@ def rotate(
         raise ValueError("rotate needs at least one batch whose predictions depend on a layer")
     if not all(_is_finite(pair) for pair in moments.values()):
         raise ValueError("what goes through the linear layers, or its gradient, is not finite")
-    thin = [name for name in seen if rows[name] < layers[name].in_features]
+    by_inputs = [name for name in seen if moments[name][1] is not None]
+    thin = [name for name in by_inputs if rows[name] < layers[name].in_features]
     if thin:
         warnings.warn(
             f"rotate saw fewer rows than {len(thin)} of {len(seen)} layers have inputs (the first: "
