@@ -175,11 +175,9 @@ def unrotate(model: nn.Module) -> list[str]:
 def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("rotate the model before DDP wraps it, which gives all processes the same")
-    owners: dict[Tensor, int] = {}
+    owners: Counter[Tensor | None] = Counter()
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners[parameter] = owners.get(parameter, 0) + 1
+        owners.update(module._parameters.values())
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -188,7 +186,7 @@ def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
     found = {
         name: layer
         for name, layer in linear.items()
-        if layer.weight.requires_grad and owners.get(layer.weight) == 1
+        if layer.weight.requires_grad and owners[layer.weight] == 1
     }
     if any(isinstance(module, Rotation) for module in model.modules()):
         raise ValueError("the model is rotated already: unrotate(model), then rotate it again")

@@ -116,8 +116,7 @@ def _refusing(archive: Path) -> Iterator[None]:
         EOFError,
         gzip.BadGzipFile,
         FileExistsError,  # two members of one name
-        NotImplementedError,  # zipfile's word for a compression that it does not know
-        RuntimeError,  # an encrypted member
+        RuntimeError,  # an encrypted member, or a compression that zipfile does not know
         ValueError,  # a place before the beginning
         OverflowError,  # or beyond all ends
     )
