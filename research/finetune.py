@@ -38,6 +38,7 @@ from torch.nn.utils import parametrize
 
 from syngap import SynGAP, rotate
 from syngap.metrics import half_interval
+from syngap.optim.rotation import Rotation
 
 START = 256  # the token that begins every text
 HALVES = ("a", "b")
@@ -292,6 +293,16 @@ class GPT(nn.Module):
             return self.head(self.norm(self.blocks(x)))
 
 
+def turn(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Give a plain model the weights and directions of one that was rotated."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            both = (f"{name}.parametrizations.weight.0.{side}" for side in ("outer", "inner"))
+            turned = Rotation(*(state.get(side) for side in both))
+            parametrize.register_parametrization(layer, "weight", turned)
+    model.load_state_dict(state)
+
+
 def loss_of(model: nn.Module, text: Tensor) -> Tensor:
     return cross_entropy(model(text).flatten(0, 1).float(), text.flatten())
 
@@ -362,9 +373,7 @@ class Shelf:
         model.load_state_dict(state)
         if rotated:
             name = f"{self.base(size, old, seed)}-rotated{self.args.samples}"
-            turned = self._made(name, lambda: self._turned(size, old, seed))
-            rotate(model, self.written(size, old, seed)[:1])  # any will do: directions are loaded
-            model.load_state_dict(turned)
+            turn(model, self._made(name, lambda: self._turned(size, old, seed)))
         return model
 
     def _turned(self, size: str, old: str, seed: int) -> dict[str, Tensor]:
@@ -838,9 +847,11 @@ def check() -> None:
         torch.testing.assert_close(next(adapted.parameters()), next(model.parameters()) / 2)
     print("adapters begin at the model, and they alone learn")
 
-    turned = copy.deepcopy(model)
+    turned, again = copy.deepcopy(model), copy.deepcopy(model)
     assert len(rotate(turned, text)) == 4 * SIZES["tiny"].layers + 1
     torch.testing.assert_close(turned(text), model(text))
+    turn(again, turned.state_dict())
+    assert torch.equal(again(text), turned(text)), "a turned model is not what its state makes"
     begun = [param.detach().clone() for param in turned.parameters()]
     base = adamw(turned.parameters(), 1e-2)
     loss_of(turned, text).backward()
@@ -898,6 +909,7 @@ def main() -> None:
     add("--summary", type=Path, metavar="CSV", help="print tables")
     add("--draw", type=Path, nargs=2, metavar=("CSV", "SVG"), help="draw frontiers")
     args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")  # what a weight is turned by; it is rounded anyway
     if args.check:
         check()
     elif args.summary:

@@ -122,10 +122,17 @@ def factored(steps: int, **options: Any) -> tuple[Kronecker, Batch]:
     return method, batches[-1]
 
 
+def alike_beyond(moment: Tensor, rank: int) -> Tensor:
+    """Return a matrix with its steepest directions, and the mean of the others for each of them."""
+    lengths, ways = torch.linalg.eigh(moment.double())
+    lengths[:-rank] = lengths[:-rank].mean()
+    return ways @ torch.diag(lengths) @ ways.T
+
+
 @pytest.mark.parametrize(
     "options",
-    [{}, {"directions": "inputs"}, {"inputs": "channels"}],
-    ids=["both", "inputs", "channels"],
+    [{}, {"directions": "inputs"}, {"inputs": "channels"}, {"rank": 4}],
+    ids=["both", "inputs", "channels", "rank"],
 )
 def test_a_factored_gate_is_the_mask_of_the_whole_matrix(options):
     method, batch = factored(4, **options, retention=0.5, refresh=1, consolidation=0.5)
@@ -133,12 +140,16 @@ def test_a_factored_gate_is_the_mask_of_the_whole_matrix(options):
     method.optimizer.zero_grad()
     method.loss(batch).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    for _ in range(300 if "rank" in options else 0):  # steepest directions come by iterations
+        method._turn()
     method.adjust()
 
     whole = {name: torch.diag(f.flatten()).double() for name, f in method.others.items()}
     for name, (outer, inner) in method.factors.items():
         if "directions" in options:
-            outer = outer.diagonal().mean() * torch.eye(len(outer))
+            outer = outer * torch.eye(len(gradients[f"{name}.weight"]))
+        if "rank" in options:
+            inner = alike_beyond(inner, 4)
         whole[f"{name}.weight"] = torch.kron(outer.double(), inner.double())
         if "inputs" in options and name == "0":  # each of the kernel's four places alike
             whole[f"{name}.weight"] = torch.kron(whole[f"{name}.weight"], torch.eye(4).double())

@@ -33,6 +33,9 @@ class Kronecker(ER):
             where inputs lie in few directions.
         inputs: those of a convolution are "patches", or "channels" at each place of its kernel
             alike, which is cheaper by far.
+        rank: so many directions of inputs are told apart, the steepest, and the others are held to
+            be alike; 0 is all. Each refresh brings them one power iteration nearer, so that no
+            eigenvectors of large matrices are taken.
         retention: α of both factors.
         consolidation: τ.
         ambient: ε.
@@ -48,6 +51,7 @@ class Kronecker(ER):
         *,
         directions: Literal["both", "inputs"] = "both",
         inputs: Literal["patches", "channels"] = "patches",
+        rank: Natural = 0,
         retention: Retention = 0.999,
         consolidation: Proportion = 0.1,
         ambient: NonNegative = 0.01,
@@ -57,17 +61,20 @@ class Kronecker(ER):
         **er: Any,
     ) -> None:
         super().__init__(learner, **er)
-        self.directions, self.retention, self.refresh = directions, retention, refresh
-        self.every, self.early = every, early
+        self.directions, self.rank = directions, rank
+        self.retention, self.refresh, self.every, self.early = retention, refresh, every, early
         self.by_channel = inputs == "channels"
         self.steepness, self.ambient = math.atanh(consolidation), ambient
         weights = {f"{name}.weight" for name in self._layers()}
         sides = {
             name: self._matrices(layer.weight).shape[1:] for name, layer in self._layers().items()
         }
-        self.factors = {
-            name: [torch.zeros(side, side, device=learner.device) for side in both]
-            for name, both in sides.items()
+        self.factors = {  # inputs alone need the other side's mean
+            name: [
+                torch.zeros(side, side, device=learner.device)
+                for side in (outer if directions == "both" else 1, inner)
+            ]
+            for name, (outer, inner) in sides.items()
         }
         self.others = {
             name: torch.zeros_like(parameter.detach())
@@ -76,8 +83,10 @@ class Kronecker(ER):
         }
         self.turns: dict[str, list[Tensor]] = {}
         self.masks: dict[str, Tensor] = {}
+        self.rests: dict[str, Tensor] = {}
         self.weight, self.steps = 0.0, 0
         self.labels = learner.generator("labels", learner.device)
+        self.guesses = learner.generator("directions", learner.device)
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits of samples for learning; both factors come from the same forward pass."""
@@ -111,9 +120,14 @@ class Kronecker(ER):
                 gradient.mul_(mask)
                 continue
             outer, inner = self.turns[name]
-            turned = mask * (outer.T @ self._matrices(gradient) @ inner)
-            back = outer @ turned @ inner.T
-            gradient.copy_(back.permute(1, 2, 0).reshape(gradient.shape))
+            mask, rest = self.masks[name], self.rests[name]
+            turned = self._matrices(gradient)
+            if self.directions == "both":
+                turned = outer.T @ turned
+            turned = rest * turned + (mask - rest) * (turned @ inner) @ inner.T
+            if self.directions == "both":
+                turned = outer @ turned
+            gradient.copy_(turned.permute(1, 2, 0).reshape(gradient.shape))
         self.steps += 1
 
     def _layers(self) -> dict[str, Layer]:
@@ -146,32 +160,59 @@ class Kronecker(ER):
         for (name, (inputs, _)), score in zip(seen.items(), scores, strict=False):
             rows = self._rows(layers[name], inputs.detach())
             deltas = score.movedim(1, -1).flatten(0, -2)
+            rows, deltas = rows.float(), deltas.float()
             outer, inner = self.factors[name]
-            outer.lerp_(deltas.T @ deltas / count, step)
             inner.lerp_(rows.T @ rows / len(rows), step)
+            if self.directions == "both":
+                outer.lerp_(deltas.T @ deltas / count, step)
+            else:
+                outer.lerp_(deltas.square().sum().reshape(1, 1) / (count * deltas.shape[1]), step)
         for value, score in zip(self.others.values(), scores[len(seen) :], strict=True):
             value.lerp_(score.square() / count, step)
 
     def _turn(self) -> None:
         """Take eigenvectors of the factors, and the masks in their basis."""
-        mattered, layers = dict(self.others), self._layers()
+        total = sum(float(value.double().sum()) for value in self.others.values())
+        mattered, rests, layers = dict(self.others), {}, self._layers()
         for name, (outer, inner) in self.factors.items():
-            lengths, ways = torch.linalg.eigh(inner.double())
-            if self.directions == "both":
-                outer_lengths, outer_ways = torch.linalg.eigh(outer.double())
-            else:
-                outer_lengths = outer.double().diagonal().mean().expand(len(outer))
-                outer_ways = torch.eye(len(outer), device=outer.device)
-            self.turns[f"{name}.weight"] = [outer_ways.float(), ways.float()]
-            product = torch.outer(outer_lengths.clamp_min(0), lengths.clamp_min(0)).float()
-            places = len(self._matrices(layers[name].weight))
-            mattered[f"{name}.weight"] = product.expand(places, -1, -1)
-        total = sum(float(value.double().sum()) for value in mattered.values())
-        mean = max(total / sum(value.numel() for value in mattered.values()), 1e-30)
-        self.masks = {
-            name: 1 - torch.tanh(self.steepness * value / mean) + self.ambient
-            for name, value in mattered.items()
-        }
+            weight = f"{name}.weight"
+            matrices = self._matrices(layers[name].weight)
+            outer_lengths, outer_ways = _eigen(outer)
+            lengths, ways, rest = self._steepest(inner, self.turns.get(weight))
+            self.turns[weight] = [outer_ways, ways]
+            across = outer_lengths.expand(matrices.shape[1])
+            mattered[weight] = torch.outer(across, lengths).expand(len(matrices), -1, -1)
+            rests[weight] = across[:, None] * rest
+            total += float(across.double().sum() * inner.double().trace()) * len(matrices)
+        mean = max(total / sum(p.numel() for p in self.learner.parameters()), 1e-30)
+
+        def mask(value: Tensor) -> Tensor:
+            return 1 - torch.tanh(self.steepness * value / mean) + self.ambient
+
+        self.masks = {name: mask(value) for name, value in mattered.items()}
+        self.rests = {name: mask(value) for name, value in rests.items()}
+
+    def _steepest(
+        self, moment: Tensor, before: list[Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return eigenvalues and -vectors of a moment, the steepest, and the others' mean value."""
+        side = len(moment)
+        if not 0 < self.rank < side:
+            return *_eigen(moment), moment.new_zeros(())
+        if before is None:
+            guess = torch.randn(side, self.rank, generator=self.guesses, device=moment.device)
+            ways = torch.linalg.qr(moment @ torch.linalg.qr(guess).Q).Q
+        else:
+            ways = before[1]
+        ways = torch.linalg.qr(moment @ ways).Q
+        lengths = (ways * (moment @ ways)).sum(0)
+        rest = (moment.trace() - lengths.sum()) / (side - self.rank)
+        return lengths.clamp_min(0), ways, rest.clamp_min(0)
+
+
+def _eigen(moment: Tensor) -> tuple[Tensor, Tensor]:
+    lengths, ways = torch.linalg.eigh(moment.double())
+    return lengths.clamp_min(0).float(), ways.float()
 
 
 def patches(layer: Layer, inputs: Tensor) -> Tensor:
