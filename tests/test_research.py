@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import assert_identical
+from test_captured import Rerun
 from torch import Tensor, nn
 
 from syngap.experiments.config import read
@@ -17,8 +19,10 @@ from syngap.methods.derpp import DERpp
 from syngap.methods.er import ER
 from syngap.methods.er_ace import ERACE
 from syngap.methods.syngap import SynGAP
+from syngap.optim.importance import sample_labels
 from syngap.options import checked, signature
 from syngap.streams import Batch
+from syngap.training.captured import Captured
 
 RESEARCH = Path(__file__).parents[1] / "research"
 if not RESEARCH.is_dir():
@@ -140,7 +144,7 @@ def test_a_factored_gate_is_the_mask_of_the_whole_matrix(options):
     method.optimizer.zero_grad()
     method.loss(batch).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    for _ in range(300 if "rank" in options else 0):  # steepest directions come by iterations
+    for _ in range(300 if "rank" in options else 1):  # steepest directions come by iterations
         method._turn()
     method.adjust()
 
@@ -171,7 +175,7 @@ def test_factors_are_second_moments_of_inputs_and_of_sampled_gradients():
     method.loss(batch)
     method.labels.set_state(state)
     logits = twin(batch.x)
-    drawn = torch.multinomial(logits.softmax(1), 1, generator=method.labels).squeeze(1)
+    drawn = sample_labels(logits, method.labels)
     outer, inner = torch.zeros(3, 3), torch.zeros(8, 8)
     for x, label in zip(batch.x, drawn, strict=True):  # a sample, a place, one after the other
         out = twin[0](x[None]).detach().requires_grad_()
@@ -194,3 +198,18 @@ def test_a_factored_gate_goes_on_from_its_state():
     torch.testing.assert_close(
         other.learner.state_dict(), method.learner.state_dict(), rtol=0, atol=0
     )
+
+
+def test_a_factored_gate_can_be_captured():
+    options: dict[str, Any] = {"directions": "inputs", "rank": 4, "every": 3, "early": 5}
+    (one, _), (other, _) = (factored(0, refresh=4, **options) for _ in range(2))
+    torch.manual_seed(1)
+    batches = [Batch(torch.randn(5, 2, 3, 3), torch.randint(3, (5,))) for _ in range(40)]
+    captured = Captured(other, graphs := Rerun(other))
+    for batch in batches:
+        one.step(batch)
+        captured.learn(batch)
+        other.between()
+    assert not captured.why
+    assert graphs.captured == 2  # with an observation, and without
+    assert_identical(one.state_dict(), other.state_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy, unfold
 from syngap.methods.er import ER
 from syngap.methods.er_ace import ERACE
 from syngap.methods.learner import Learner
+from syngap.optim.importance import sample_labels
 from syngap.options import Count, Natural, NonNegative, Proportion, Retention
 
 __all__ = ["Kronecker", "KroneckerACE"]
@@ -61,8 +63,8 @@ class Kronecker(ER):
         **er: Any,
     ) -> None:
         super().__init__(learner, **er)
-        self.directions, self.rank = directions, rank
-        self.retention, self.refresh, self.every, self.early = retention, refresh, every, early
+        self.directions, self.retention, self.refresh = directions, retention, refresh
+        self.every, self.early = every, early
         self.by_channel = inputs == "channels"
         self.steepness, self.ambient = math.atanh(consolidation), ambient
         weights = {f"{name}.weight" for name in self._layers()}
@@ -81,17 +83,24 @@ class Kronecker(ER):
             for name, parameter in learner.model.named_parameters()
             if parameter.requires_grad and name not in weights
         }
-        self.turns: dict[str, list[Tensor]] = {}
-        self.masks: dict[str, Tensor] = {}
-        self.rests: dict[str, Tensor] = {}
-        self.weight, self.steps = 0.0, 0
         self.labels = learner.generator("labels", learner.device)
-        self.guesses = learner.generator("directions", learner.device)
+        guesses = learner.generator("directions", learner.device)
+        self.turns, self.masks, self.rests = {}, {}, {}  # open as long as nothing was observed
+        for name, layer in self._layers().items():
+            places, outer, inner = self._matrices(layer.weight).shape
+            kept = min(rank or inner, inner)
+            guess = torch.randn(inner, kept, generator=guesses, device=learner.device)
+            self.turns[name] = [_identity(self.factors[name][0]), torch.linalg.qr(guess).Q]
+            self.masks[name] = guess.new_ones(places, outer, kept)
+            self.rests[name] = guess.new_ones(outer, 1)
+        self.masks |= {name: torch.ones_like(value) for name, value in self.others.items()}
+        self.weight, self.steps = 0.0, 0
+        self.share = torch.ones((), device=learner.device)  # of the next batch in both factors
+        self._weigh()
 
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits of samples for learning; both factors come from the same forward pass."""
-        is_early = self.steps < self.early
-        if not is_early and self.steps % self.every:
+        if not self.phase():
             return super().predict(x, y)
         seen: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -104,23 +113,17 @@ class Kronecker(ER):
         finally:
             for hook in hooks:
                 hook.remove()
-        self._observe(logits, seen, self.retention if is_early else self.retention**self.every)
+        self._observe(logits, seen)
         return logits
 
     def adjust(self) -> None:
         """Slow the gradients along what matters."""
-        early = self.steps < self.refresh and self.steps.bit_count() == 1
-        if early or self.steps % self.refresh == 0:
-            self._turn()
         parameters = dict(self.learner.model.named_parameters())
-        for name, mask in self.masks.items():
-            gradient = parameters[name].grad
-            assert gradient is not None
-            if name not in self.turns:
-                gradient.mul_(mask)
-                continue
-            outer, inner = self.turns[name]
+        for name in self.others:
+            parameters[name].grad.mul_(self.masks[name])
+        for name, (outer, inner) in self.turns.items():
             mask, rest = self.masks[name], self.rests[name]
+            gradient = parameters[f"{name}.weight"].grad
             turned = self._matrices(gradient)
             if self.directions == "both":
                 turned = outer.T @ turned
@@ -128,7 +131,27 @@ class Kronecker(ER):
             if self.directions == "both":
                 turned = outer @ turned
             gradient.copy_(turned.permute(1, 2, 0).reshape(gradient.shape))
+
+    def phase(self) -> Hashable:
+        """Return whether the factors are observed in the next step."""
+        return self.steps < self.early or self.steps % self.every == 0
+
+    def between(self) -> None:
+        """Take directions anew where it is time, and count."""
+        observed = self.phase()
         self.steps += 1
+        if self.steps % self.refresh == 0 or (
+            self.steps < self.refresh and self.steps.bit_count() == 1
+        ):
+            self._turn()
+        if observed:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Set the next batch's share in the averages, which are corrected for their beginning."""
+        keep = self.retention if self.steps < self.early else self.retention**self.every
+        self.weight = keep * self.weight + 1 - keep
+        self.share.fill_((1 - keep) / self.weight)
 
     def _layers(self) -> dict[str, Layer]:
         found = self.learner.model.named_modules()
@@ -146,73 +169,66 @@ class Kronecker(ER):
             return inputs.movedim(1, -1).flatten(0, -2)
         return patches(layer, inputs)
 
-    def _observe(self, logits: Tensor, seen: dict[str, tuple[Tensor, Tensor]], keep: float) -> None:
-        count = len(logits)
-        with torch.no_grad():
-            drawn = torch.multinomial(logits.softmax(1), 1, generator=self.labels).squeeze(1)
+    def _observe(self, logits: Tensor, seen: dict[str, tuple[Tensor, Tensor]]) -> None:
+        count, drawn = len(logits), sample_labels(logits, self.labels)
         parameters = dict(self.learner.model.named_parameters())
         wanted = [output for _, output in seen.values()] + [parameters[n] for n in self.others]
         loss = cross_entropy(logits, drawn, reduction="sum")
         scores = list(torch.autograd.grad(loss, wanted, retain_graph=True))
-        self.weight = keep * self.weight + 1 - keep
-        step = (1 - keep) / self.weight
         layers = self._layers()
         for (name, (inputs, _)), score in zip(seen.items(), scores, strict=False):
             rows = self._rows(layers[name], inputs.detach())
             deltas = score.movedim(1, -1).flatten(0, -2)
             rows, deltas = rows.float(), deltas.float()
             outer, inner = self.factors[name]
-            inner.lerp_(rows.T @ rows / len(rows), step)
+            inner.lerp_(rows.T @ rows / len(rows), self.share)
             if self.directions == "both":
-                outer.lerp_(deltas.T @ deltas / count, step)
-            else:
-                outer.lerp_(deltas.square().sum().reshape(1, 1) / (count * deltas.shape[1]), step)
+                outer.lerp_(deltas.T @ deltas / count, self.share)
+            else:  # the mean of its diagonal
+                outer.lerp_(deltas.square().mean(1).sum() / count, self.share)
         for value, score in zip(self.others.values(), scores[len(seen) :], strict=True):
-            value.lerp_(score.square() / count, step)
+            value.lerp_(score.square() / count, self.share)
 
+    @torch.no_grad()
     def _turn(self) -> None:
         """Take eigenvectors of the factors, and the masks in their basis."""
-        total = sum(float(value.double().sum()) for value in self.others.values())
-        mattered, rests, layers = dict(self.others), {}, self._layers()
+        total = sum(value.sum(dtype=torch.float64) for value in self.others.values())
+        mattered = dict(self.others)
+        beyond = {}
         for name, (outer, inner) in self.factors.items():
-            weight = f"{name}.weight"
-            matrices = self._matrices(layers[name].weight)
+            places, rows, _ = self.masks[name].shape
+            lengths, ways, rest = self._steepest(inner, self.turns[name][1])
             outer_lengths, outer_ways = _eigen(outer)
-            lengths, ways, rest = self._steepest(inner, self.turns.get(weight))
-            self.turns[weight] = [outer_ways, ways]
-            across = outer_lengths.expand(matrices.shape[1])
-            mattered[weight] = torch.outer(across, lengths).expand(len(matrices), -1, -1)
-            rests[weight] = across[:, None] * rest
-            total += float(across.double().sum() * inner.double().trace()) * len(matrices)
-        mean = max(total / sum(p.numel() for p in self.learner.parameters()), 1e-30)
+            across = outer_lengths.expand(rows)
+            self.turns[name][0].copy_(outer_ways)
+            self.turns[name][1].copy_(ways)
+            mattered[name] = torch.outer(across, lengths)
+            beyond[name] = across[:, None] * rest
+            total += places * across.sum() * inner.trace()
+        mean = total / sum(parameter.numel() for parameter in self.learner.parameters())
+        for masks, values in ((self.masks, mattered), (self.rests, beyond)):
+            for name, value in values.items():
+                ratio = (value / mean.clamp_min(1e-30)).float()
+                masks[name].copy_(1 - torch.tanh(self.steepness * ratio) + self.ambient)
 
-        def mask(value: Tensor) -> Tensor:
-            return 1 - torch.tanh(self.steepness * value / mean) + self.ambient
-
-        self.masks = {name: mask(value) for name, value in mattered.items()}
-        self.rests = {name: mask(value) for name, value in rests.items()}
-
-    def _steepest(
-        self, moment: Tensor, before: list[Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _steepest(self, moment: Tensor, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return eigenvalues and -vectors of a moment, the steepest, and the others' mean value."""
-        side = len(moment)
-        if not 0 < self.rank < side:
+        missing = len(moment) - ways.shape[1]
+        if not missing:
             return *_eigen(moment), moment.new_zeros(())
-        if before is None:
-            guess = torch.randn(side, self.rank, generator=self.guesses, device=moment.device)
-            ways = torch.linalg.qr(moment @ torch.linalg.qr(guess).Q).Q
-        else:
-            ways = before[1]
         ways = torch.linalg.qr(moment @ ways).Q
         lengths = (ways * (moment @ ways)).sum(0)
-        rest = (moment.trace() - lengths.sum()) / (side - self.rank)
+        rest = (moment.trace() - lengths.sum()) / missing
         return lengths.clamp_min(0), ways, rest.clamp_min(0)
 
 
 def _eigen(moment: Tensor) -> tuple[Tensor, Tensor]:
     lengths, ways = torch.linalg.eigh(moment.double())
     return lengths.clamp_min(0).float(), ways.float()
+
+
+def _identity(matrix: Tensor) -> Tensor:
+    return torch.eye(len(matrix), device=matrix.device)
 
 
 def patches(layer: Layer, inputs: Tensor) -> Tensor:
