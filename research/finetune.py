@@ -81,6 +81,7 @@ def rates(low: float, high: float, count: int) -> list[float]:
 
 OWN, DATA, EVEN = ["own"], ["data"], ["even"]  # where importance comes from
 YES = [True]
+# Rates are for "mini"; larger models have them lower by as much as in pre-training (`scaled`).
 # Equally many runs for each method, by `--runs`; "gate_data" is a control, one value of "gate".
 # "penalty" is λ in units of importance, so that even importance (L2) has the mean of the model's.
 # "rotated" is `rotate` before all else; "way" is how far from the start a model is judged, on the
@@ -599,6 +600,13 @@ def fine_tuned(run: Run, shelf: Shelf) -> list[dict[str, Any]]:
 # All runs, shared out among processes.
 
 
+def scaled(values: dict[str, Any], size: str) -> dict[str, Any]:
+    """Return values with the rate for a model of that size."""
+    if "lr" not in values:
+        return values
+    return values | {"lr": float(f"{values['lr'] * SIZES[size].rate / SIZES['mini'].rate:.3g}")}
+
+
 def planned(args: argparse.Namespace) -> list[Run]:
     runs = []
     for size, seed, pair in itertools.product(args.size, args.seeds, args.pairs):
@@ -606,7 +614,8 @@ def planned(args: argparse.Namespace) -> list[Run]:
         methods = {"start": [{}]} | GRIDS[args.runs]
         for method, grid_of in methods.items():
             if method == "start" or method in args.methods:
-                runs += [Run(size, old, new, seed, method, json.dumps(v)) for v in grid_of]
+                values = [json.dumps(scaled(v, size)) for v in grid_of]
+                runs += [Run(size, old, new, seed, method, each) for each in values]
     return runs
 
 

@@ -17,7 +17,7 @@ from tiny import job, results
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syngap import SynGAP, methods
+from syngap import SynGAP, methods, rotate, unrotate
 from syngap.experiments.engine import Event, run_local
 from syngap.experiments.run import Job
 from syngap.methods import Method
@@ -548,3 +548,24 @@ def test_gradients_that_are_not_finite_move_nothing_on_a_gpu(fused: bool) -> Non
     with pytest.raises(FloatingPointError, match="gradients of step 1"):
         SynGAP([param], lr=0.1, momentum=0.9, fused=fused).step()
     assert torch.equal(param, before)
+
+
+def test_a_model_is_turned_where_it_is() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)).double().cuda()
+    plain = copy.deepcopy(model)
+    x, y = torch.randn(64, 6).double().cuda(), torch.randint(4, (64,)).cuda()
+    assert rotate(model, x) == ["0", "2"]
+    torch.testing.assert_close(model(x), plain(x))
+    gate = SynGAP.wrap(torch.optim.SGD(model.parameters(), lr=0.1), consolidation=0.9)
+    gate.consolidate(model, x)
+    assert all(value.is_cuda and value.any() for value in gate.importance().values())
+    for each in (model, plain):  # plain descent is the same in every basis
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            functional.cross_entropy(each(x), y).backward()
+            optimizer.step()
+    assert unrotate(model) == ["0", "2"]
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
