@@ -106,3 +106,31 @@ def test_what_is_no_curve_is_refused(asked: str, message: str, tmp_path: Path) -
     written(folder, "late_high", 40.0, seed=1, lr=1.0, buffer=8)
     with pytest.raises(UserError, match=re.escape(message)):
         answer(f"robustness a {asked}", Results(tmp_path))
+
+
+def test_a_gain_is_taken_seed_by_seed_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    write_experiment(folder, {}, ())
+    for seed, (low, high, above) in enumerate([(10, 30, 2), (20, 40, 4), (30, 50, 6)]):
+        written(folder, "er", low, seed, lr=0.1)
+        written(folder, "er_high", high, seed, lr=1.0)
+        written(folder, "other", low + above, seed, lr=0.1, buffer=7)
+        if seed < 2:
+            written(folder, "other_high", high + above, seed, lr=1.0, buffer=7)
+    # Differences are 2 and 4: mean 3, sd √2, and t of one degree of freedom is 12.706.
+    expected = "+3.0 (95 % interval −9.7 to +15.7)"
+    assert answer("gain a other er", Results(tmp_path)) == expected
+    with pytest.raises(UserError, match='have other values of "lr"'):
+        written(folder, "third", 40.0, lr=0.3, buffer=8)
+        written(folder, "third_high", 40.0, lr=1.0, buffer=8)
+        answer("gain a third er", Results(tmp_path))
+
+
+def test_a_gain_of_no_common_seed_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    write_experiment(folder, {}, ())
+    for row, seed, buffer in (("er", 0, 5), ("other", 1, 7)):
+        written(folder, row, 40.0, seed, lr=0.1, buffer=buffer)
+        written(folder, f"{row}_high", 40.0, seed, lr=1.0, buffer=buffer)
+    with pytest.raises(UserError, match='"other" and "er" have no seed that finished at every'):
+        answer("gain a other er", Results(tmp_path))

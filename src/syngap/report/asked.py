@@ -68,6 +68,14 @@ def robustness(
     return robust.markdown(results.rows(NAME), methods.split(","), over, measure)
 
 
+def gain(
+    results: Results, NAME: str, METHOD: str, OTHER: str, *, over: str = "lr", measure: str = "ACC"
+) -> str:
+    """Return one method's mean over all values of an option less another's, with its interval."""
+    found = robust.gain(results.rows(NAME), METHOD, OTHER, over, measure)
+    return _interval(found, 1)
+
+
 def value(results: Results, NAME: str, ROW: str, MEASURE: str, *, only: str = "") -> str:
     """Return mean ± sd over seeds, or its mean alone."""
     _check(MEASURE, only)
@@ -85,13 +93,9 @@ def difference(
     row = results.row(NAME, ROW)
     found = paired(row, results.row(NAME, OTHER), MEASURE)
     places = _places(results, NAME, MEASURE)
-    width = None if found is None else half(found)
-    mean = _text(found, places, "mean", "+")
-    if found is None or width is None or only:
-        return mean
-    low, high = (_bound(found.mean + side * width, places) for side in (-1, 1))
-    few = row.few(found.seeds)
-    return f"{mean} (95 % interval {low} to {high}{f', {few}' if few else ''})"
+    if found is None or only:
+        return _text(found, places, "mean", "+")
+    return _interval(found, places, row.few(found.seeds))
 
 
 def time(results: Results, NAME: str, ROW: str, OTHER: str) -> str:
@@ -159,7 +163,7 @@ ASKED: dict[str, Callable[..., str]] = {
     kind.__name__: kind
     for kind in (
         *(table, curve, value, difference, time, paper, notes, search, option, runs, experiments),
-        *(measured, robustness),
+        *(measured, robustness, gain),
     )
 }
 
@@ -197,6 +201,16 @@ def _check(measure: str, only: str = "") -> None:
 
 def _places(results: Results, name: str, measure: str) -> int:
     return max(decimals(results.rows(name), measure) - 1, 0)
+
+
+def _interval(difference: Spread, places: int, few: str = "") -> str:
+    """Return a difference with its 95 % interval, which a single seed has none of."""
+    width = half(difference)
+    mean = _text(difference, places, "mean", "+")
+    if width is None:
+        return mean
+    low, high = (_bound(difference.mean + side * width, places) for side in (-1, 1))
+    return f"{mean} (95 % interval {low} to {high}{f', {few}' if few else ''})"
 
 
 def _bound(value: float, places: int) -> str:

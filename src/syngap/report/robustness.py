@@ -14,7 +14,7 @@ from syngap.report.columns import shown
 from syngap.report.curve import curve, label
 from syngap.report.rows import MEASURES, Row, Spread
 
-__all__ = ["area", "markdown", "reach"]
+__all__ = ["area", "gain", "markdown", "reach"]
 
 WITHIN = 2.0  # points of the best
 
@@ -57,17 +57,14 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
 
     All of it is over the seeds that every value of the method has. A run that diverged counts as 0.
     """
-    if measure not in MEASURES or MEASURES[measure].better != "up":
-        raise UserError(f'robustness is of a measure of which more is better, got "{measure}"')
-    found = {method: curve(rows, method, over) for method in methods}
-    _check_values(found, over)
+    found = _curves(rows, methods, over, measure)
     lines = [
         f"| | best {MEASURES[measure].heading} | at {over} | mean over all {over} "
         f"| within {WITHIN:g} of the best | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for method, by_value in found.items():
-        seeds = _by_seed(by_value, measure)
+        seeds = list(_by_seed(by_value, measure).values())
         if not seeds:
             raise UserError(f'no seed of "{method}" has finished at every value of "{over}"')
         means = {value: fmean(points[value] for points in seeds) for value in by_value}
@@ -80,6 +77,26 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
             f"| {low:.2g} to {high:.2g} (× {high / low:.1f}) | {len(seeds)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def gain(rows: Sequence[Row], method: str, other: str, over: str, measure: str) -> Spread:
+    """Return the difference of two methods' means over all values, seed by seed."""
+    found = _curves(rows, (method, other), over, measure)
+    ours, theirs = (_by_seed(by_value, measure) for by_value in found.values())
+    differences = [area(ours[seed]) - area(theirs[seed]) for seed in ours if seed in theirs]
+    if not differences:
+        raise UserError(f'"{method}" and "{other}" have no seed that finished at every "{over}"')
+    return Spread(*mean_and_spread(differences), len(differences))
+
+
+def _curves(
+    rows: Sequence[Row], methods: Sequence[str], over: str, measure: str
+) -> dict[str, dict[Any, Row]]:
+    if measure not in MEASURES or MEASURES[measure].better != "up":
+        raise UserError(f'robustness is of a measure of which more is better, got "{measure}"')
+    found = {method: curve(rows, method, over) for method in methods}
+    _check_values(found, over)
+    return found
 
 
 def _check_values(found: Mapping[str, Mapping[Any, Row]], over: str) -> None:
@@ -95,11 +112,11 @@ def _check_values(found: Mapping[str, Mapping[Any, Row]], over: str) -> None:
             raise UserError(f'"{first}" and "{method}" have other values of "{over}"')
 
 
-def _by_seed(found: Mapping[Any, Row], measure: str) -> list[dict[Any, float]]:
+def _by_seed(found: Mapping[Any, Row], measure: str) -> dict[int, dict[Any, float]]:
     """Return the curve of every seed that all values have."""
     ended = {
         value: {run.seed: 0.0 for run in row.unfinished if run.diverged} | row.values[measure]
         for value, row in found.items()
     }
     common = set.intersection(*map(set, ended.values()))
-    return [{value: of[seed] for value, of in ended.items()} for seed in sorted(common)]
+    return {seed: {value: of[seed] for value, of in ended.items()} for seed in sorted(common)}
