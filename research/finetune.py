@@ -674,6 +674,21 @@ def work(args: argparse.Namespace) -> None:
 
 # What came out.
 
+NAMES = {
+    "adamw": "AdamW",
+    "gate": "gate on AdamW's update",
+    "ewc": "EWC with the same importance",
+    "l2": "L2 to the start",
+    "gate_ewc": "gate and EWC",
+    "rotated": "turned",
+    "rotated_gate": "turned, gate",
+    "rotated_ewc": "turned, EWC",
+    "back": "on the way",
+    "rotated_back": "turned, on the way",
+    "rotated_gate_back": "**turned, gate, on the way**",
+    "rotated_ewc_back": "turned, EWC, on the way",
+}
+
 
 def grouped(rows: list[dict[str, Any]], names: Iterable[str]) -> dict[tuple[Any, ...], list[Any]]:
     groups: dict[tuple[Any, ...], list[Any]] = {}
@@ -766,6 +781,97 @@ def summarise(path: Path) -> None:
                 for rival in ("adamw", "ewc")
             ]
             print(f"| {' | '.join(cells)} |")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Methods against AdamW, for one size and pair.
+
+    Args:
+        millions: of parameters.
+        old: domain.
+        new: domain.
+        ratios: of each method, forgetting over AdamW's, a number for each seed.
+        missing: methods with fewer runs than were planned, as "5 of 6 runs of gate".
+    """
+
+    millions: float
+    old: str
+    new: str
+    ratios: dict[str, list[float]]
+    missing: list[str]
+
+
+def compared(paths: Iterable[Path]) -> list[Compared]:
+    """Return what tables say, the smallest model first."""
+    found = []
+    for group, rows in (item for path in paths for item in grouped(read(path), GROUP).items()):
+        seeds = whole_seeds(rows)
+        all_curves = [curves(part, LEVELS) for part in seeds.values()]
+        ratios = {m: [ratio(c[m], c["adamw"]) for c in all_curves] for m in all_curves[0]}
+        tried = {(r["method"], r["values"]) for part in seeds.values() for r in part}
+        missing = []
+        for method in ratios:
+            runs, wanted = sum(m == method for m, _ in tried), len(GRIDS[6][method])
+            if runs < wanted:
+                missing.append(f"{runs} of {wanted} runs of {NAMES[method].strip('*')}")
+        found.append(Compared(rows[0]["parameters"] / 1e6, *group[1:3], ratios, missing))
+    return sorted(found, key=lambda each: each.millions)
+
+
+def rounded(number: float) -> str:
+    return f"{float(f'{number:.2g}'):g}"
+
+
+def tabulate(paths: Iterable[Path]) -> None:
+    """Print one table of all sizes and pairs: forgetting over AdamW's by method."""
+    columns = compared(paths)
+    heads = [f"{c.old} to {c.new}, {rounded(c.millions)} M" for c in columns]
+    print(f"| forgetting over AdamW's | {' | '.join(heads)} |")
+    print("|---|" + "---:|" * len(columns))
+    for method, name in NAMES.items():
+        if method != "adamw" and any(method in c.ratios for c in columns):
+            cells = [with_interval(c.ratios.get(method, ())) for c in columns]
+            print(f"| {name} | {' | '.join(cells)} |")
+    counts = [str(len(c.ratios["adamw"])) for c in columns]
+    print(f"| seeds | {' | '.join(counts)} |")
+    for head, column in zip(heads, columns, strict=True):
+        if column.missing:
+            print(f"\nIncomplete, {head}: {', '.join(column.missing)}.")
+
+
+def draw_sizes(paths: Iterable[Path], picture: Path) -> None:
+    """Draw forgetting over AdamW's against the size of the model, a line for each method."""
+    from syngap.report.figures.style import COLOURS, INK, bare, drawn
+
+    looks = {
+        "ewc": (COLOURS[1], ":"),
+        "rotated": (COLOURS[0], "--"),
+        "rotated_gate": (INK, "--"),
+        "rotated_back": (COLOURS[0], "-"),
+        "rotated_gate_back": (INK, "-"),
+    }
+    every = compared(paths)
+    first = (every[0].old, every[0].new)
+    columns = [column for column in every if (column.old, column.new) == first]
+    with drawn(picture, (7, 4)) as figure:
+        axes = figure.subplots()
+        axes.axhline(1, color=COLOURS[0], linestyle=":", label="AdamW")
+        for index, (method, (colour, dashes)) in enumerate(looks.items()):
+            label = NAMES[method].strip("*")
+            known = [c for c in columns if method in c.ratios]
+            places = [c.millions * 1.08 ** (index - 2) for c in known]  # beside each other
+            means = [fmean(c.ratios[method]) for c in known]
+            axes.plot(places, means, "o", linestyle=dashes, color=colour, label=label)
+            for place, mean, column in zip(places, means, known, strict=True):
+                if len(each := column.ratios[method]) > 1:
+                    around = half_interval(stdev(each), len(each))
+                    axes.plot([place] * 2, [mean - around, mean + around], color=colour)
+        axes.set(xscale="log", xlabel="million parameters", ylabel="forgetting over AdamW's")
+        axes.set_xticks([c.millions for c in columns], [rounded(c.millions) for c in columns])
+        axes.set_xticks([], minor=True)
+        bare(axes, "both")
+        figure.legend(loc="outside right upper", frameon=False)
 
 
 def draw(path: Path, picture: Path) -> None:
@@ -916,6 +1022,8 @@ def main() -> None:
     add("--check", action="store_true", help="compare the methods with their definitions")
     add("--text", action="store_true", help="make the text of all domains, and no more")
     add("--summary", type=Path, metavar="CSV", help="print tables")
+    add("--table", type=Path, nargs="+", metavar="CSV", help="print one table of several sizes")
+    add("--sizes", type=Path, nargs="+", metavar="CSV", help="draw sizes; the last is the SVG")
     add("--draw", type=Path, nargs=2, metavar=("CSV", "SVG"), help="draw frontiers")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # what a weight is turned by; it is rounded anyway
@@ -923,6 +1031,10 @@ def main() -> None:
         check()
     elif args.summary:
         summarise(args.summary)
+    elif args.table:
+        tabulate(args.table)
+    elif args.sizes:
+        draw_sizes(args.sizes[:-1], args.sizes[-1])
     elif args.draw:
         draw(*args.draw)
     elif args.text:

@@ -24,7 +24,8 @@ from syngap.options import checked, signature
 from syngap.streams import Batch
 from syngap.training.captured import Captured
 
-RESEARCH = Path(__file__).parents[1] / "research"
+ROOT = Path(__file__).parents[1]
+RESEARCH = ROOT / "research"
 if not RESEARCH.is_dir():
     pytest.skip("there is no research/ beside the tests", allow_module_level=True)
 sys.path.insert(0, str(RESEARCH / "src"))
@@ -213,3 +214,16 @@ def test_a_factored_gate_can_be_captured():
     assert not captured.why
     assert graphs.captured == 2  # with an observation, and without
     assert_identical(one.state_dict(), other.state_dict())
+
+
+def test_the_table_of_fine_tuning_is_what_its_runs_say(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "results" / "research-finetune"
+    if not folder.is_dir():
+        pytest.skip("there are no results beside the tests")
+    sys.path.insert(0, str(RESEARCH))
+    import finetune
+
+    finetune.tabulate(folder / f"{size}.csv" for size in ("mini", "small", "medium", "large"))
+    table = capsys.readouterr().out.strip()
+    assert table.count("\n") > 10
+    assert table in (ROOT / "docs" / "research.md").read_text("utf-8")
