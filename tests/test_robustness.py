@@ -120,9 +120,9 @@ def test_a_gain_is_taken_seed_by_seed_over_the_seeds_that_both_have(tmp_path: Pa
     # Differences are 2 and 4: mean 3, sd √2, and t of one degree of freedom is 12.706.
     expected = "+3.0 (95 % interval −9.7 to +15.7)"
     assert answer("gain a other er", Results(tmp_path)) == expected
+    written(folder, "third", 40.0, lr=0.3, buffer=8)
+    written(folder, "third_high", 40.0, lr=1.0, buffer=8)
     with pytest.raises(UserError, match='have other values of "lr"'):
-        written(folder, "third", 40.0, lr=0.3, buffer=8)
-        written(folder, "third_high", 40.0, lr=1.0, buffer=8)
         answer("gain a third er", Results(tmp_path))
 
 

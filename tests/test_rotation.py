@@ -390,3 +390,80 @@ def test_same_labels_same_directions():
         turned.append([parameter.detach().clone() for parameter in model.parameters()])
     for one, other in itertools.pairwise(turned):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+# An optimizer that knew the weights before.
+
+
+def gated(model: nn.Module, momentum: float = 0.9) -> SynGAP:
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    return SynGAP.wrap(base, consolidation=0.9)
+
+
+def stepped(model: nn.Module, optimizer: SynGAP) -> None:
+    optimizer.zero_grad()
+    cross_entropy(model(known()), torch.arange(40) % 3).backward()
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:SynGAP.step")
+def test_importance_from_before_a_turn_is_not_taken_for_that_of_directions():
+    model, x = network(), known()
+    optimizer = gated(model)
+    optimizer.consolidate(model, x)
+    rotate(model, x)
+    before = [param.detach().clone() for param in model.parameters()]
+    for _ in range(2):  # and it is not forgotten
+        with pytest.raises(RuntimeError, match="rotate\\(\\) before consolidate"):
+            stepped(model, optimizer)
+    assert all(map(torch.equal, before, model.parameters()))
+    optimizer.consolidate(model, x)  # which replaces it
+    stepped(model, optimizer)
+
+
+def test_nothing_goes_on_over_a_turn_with_momentum():
+    model, x = network(), known()
+    optimizer = gated(model)
+    rotate(model, x)  # an optimizer that has not stepped may be there before
+    optimizer.consolidate(model, x)
+    stepped(model, optimizer)
+    unrotate(model)
+    for act in (lambda: stepped(model, optimizer), lambda: optimizer.consolidate(model, x)):
+        with pytest.raises(RuntimeError, match="a new optimizer after unrotate"):
+            act()
+    optimizer = gated(model)
+    optimizer.consolidate(model, x)
+    stepped(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:SynGAP.step")
+def test_parameters_that_came_later_and_loaded_states_are_known_too():
+    model, x = network(), known()
+    optimizer = SynGAP.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9))
+    stepped(model, optimizer)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    stepped(model, optimizer)
+    model[0].requires_grad_(False)
+    assert rotate(model, x) == ["2"]
+    with pytest.raises(RuntimeError, match="rotated"):
+        stepped(model, optimizer)
+
+    model, fresh = network(), network()
+    optimizer, other = gated(model), gated(fresh)
+    stepped(model, optimizer)
+    other.load_state_dict(optimizer.state_dict())
+    rotate(fresh, x)
+    with pytest.raises(RuntimeError, match="rotated"):
+        stepped(fresh, other)
+
+
+@pytest.mark.filterwarnings("ignore:SynGAP.step")
+def test_another_model_that_is_turned_is_none_of_its_business():
+    model, x = network(), known()
+    optimizer = gated(model)
+    stepped(model, optimizer)
+    rotate(network(), x)
+    stepped(model, optimizer)
+    twin, twins = copy.deepcopy((model, optimizer))
+    rotate(model, x)
+    stepped(twin, twins)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from syngap.optim.consolidation import Predict, Progress, predictions
+from syngap.optim.coordinates import note_change
 from syngap.optim.importance import Prediction, read_prediction, score_sums
 from syngap.optim.sharded import is_sharded
 
@@ -142,6 +143,7 @@ def rotate(
         )
     turns = {name: Rotation(*map(_directions, moments[name])) for name in seen}
     for name, turn in turns.items():  # none before all are found
+        note_change(layers[name].weight)
         parametrize.register_parametrization(layers[name], "weight", turn)
     return seen
 
@@ -166,6 +168,7 @@ def unrotate(model: nn.Module) -> list[str]:
                 kind = type(module)
                 module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
                 parametrize.remove_parametrizations(module, "weight")
+                note_change(module.weight)
                 if "bias" in module._parameters:  # behind the weight, as it was
                     module._parameters["bias"] = module._parameters.pop("bias")
                 found.append(name)

@@ -30,6 +30,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from syngap.optim import distributed, sharded
 from syngap.optim.compact import first_turn, next_turn
 from syngap.optim.consolidation import Predict, Progress, predictions
+from syngap.optim.coordinates import Coordinates
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.estimator import Estimator, EstimatorName
 from syngap.optim.finite import NonFinite, check_policy, spoilt
@@ -462,6 +463,7 @@ class SynGAP(Optimizer):
             True
         """
         self._refuse_stand_ins()
+        self._check_coordinates(importance=False)  # which is replaced
         seen: Observation | None = None
         self._estimator.record(True)
         try:
@@ -535,6 +537,7 @@ class SynGAP(Optimizer):
         for states in self._states():
             if old in states:
                 states[new] = grown(states.pop(old), old, new)
+        self._coordinates.look_again()
         self._estimator.attach()
 
     # torch.optim's own.
@@ -570,6 +573,7 @@ class SynGAP(Optimizer):
                 group.setdefault(key, value)  # an option that the saving version did not have
             group["version"] = VERSION
         self._observation = None
+        self._coordinates.learn(self._params())
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
         self._estimator.record(self.is_due())
 
@@ -589,6 +593,7 @@ class SynGAP(Optimizer):
             group.setdefault("version", VERSION)
         self._means = None
         self._grads_then = []
+        self._coordinates = Coordinates()
 
     # Inside.
 
@@ -609,11 +614,13 @@ class SynGAP(Optimizer):
         self._means = None
         self._has_observed = False
         self._notices = Notices()
+        self._coordinates = Coordinates()
 
     def _check_last_group(self) -> None:
         try:
             check_params(self.param_groups[-1]["params"])
             self._names()
+            self._coordinates.look_again()
         except ValueError:
             self.param_groups.pop()
             raise
@@ -661,6 +668,26 @@ class SynGAP(Optimizer):
 
     # The step.
 
+    def _check_coordinates(self, importance: bool = True) -> None:
+        """Raise where what is known of the parameters is of what they were before `rotate`.
+
+        Args:
+            importance: whether that counts, or momentum alone.
+        """
+        if self._coordinates.are_current():
+            return
+        params = self._params()
+        if self._coordinates.differ(params):
+            replaced = set() if importance else {"importance", "mean", "turn"}
+            known = (states.get(param, {}) for states in self._states() for param in params)
+            if any(set(state) - replaced for state in known):
+                raise RuntimeError(
+                    "the model was rotated, or unrotated, after this optimizer had learned of its "
+                    "weights, and its importance and momentum are of other coordinates now: call "
+                    "rotate() before consolidate(), and make a new optimizer after unrotate()"
+                )
+        self._coordinates.learn(params)
+
     def _is_spoilt(self) -> bool:
         """Return whether the step is to be left out; raise, if that was asked for.
 
@@ -699,6 +726,7 @@ class SynGAP(Optimizer):
 
         None is a step that is left out.
         """
+        self._check_coordinates()
         for param in self._params():
             grad = param.grad
             if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
