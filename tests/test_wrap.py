@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from helpers import (
 from torch import nn
 from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from syngap import SynGAP
 
@@ -33,6 +35,7 @@ Base = Callable[[Any], Optimizer]
 
 BASES: dict[str, Base] = {
     "sgd": lambda params: SGD(params, lr=0.1),
+    "sgd-foreach": lambda params: SGD(params, lr=0.1, foreach=True),
     "sgd-nesterov": lambda params: SGD(params, lr=0.1, momentum=0.9, nesterov=True),
     "sgd-decay": lambda params: SGD(params, lr=0.1, weight_decay=0.1),
     "adam": lambda params: Adam(params, lr=0.01),
@@ -72,6 +75,54 @@ def test_the_gate_is_on_the_update(base: Base, scope: str) -> None:
         assert largest_difference(model.parameters(), expected) < 1e-12
         assert min(gate.min() for gate in gates) < 0.3
         assert_identical(optimizer.base.state_dict(), free.state_dict() | groups_of(optimizer))
+
+
+@pytest.mark.parametrize("together", [1, 40, 1 << 24])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("options", [{}, {"compact": True}, {"scope": "tensor"}], ids=str)
+def test_lists_do_what_one_tensor_at_a_time_does(
+    name: str, options: dict[str, Any], together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = {"sgd": SGD, "adam": Adam}[name]
+    monkeypatch.setattr("syngap.optim.update._TOGETHER", together)
+    ended = []
+    for foreach in (False, True):
+        model = network()
+        optimizer = gated(model, partial(kind, lr=0.01, foreach=foreach), **options)
+        for step in range(5):
+            prepare(model, optimizer, step)
+            if step == 2:
+                next(model.parameters()).grad = None
+            optimizer.step()
+        ended.append((values_of(model), optimizer.importance()))
+    assert_identical(*ended)
+
+
+def test_lists_take_few_calls_however_many_tensors_there_are() -> None:
+    counts = []
+    for layers in (2, 40):
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)))
+        optimizer = gated(model, lambda params: AdamW(params, foreach=True))
+        optimizer.consolidate(model, torch.randn(8, 3))
+        model(torch.randn(8, 3)).sum().backward()
+        optimizer.step()
+        with Calls() as calls:
+            optimizer.step()
+        counts.append(sum("foreach" in name for name in calls.names))
+        assert not [name for name in calls.names if "sigmoid" in name and "foreach" not in name]
+    assert counts[0] == counts[1] > 0
+
+
+class Calls(TorchDispatchMode):
+    """Notes the operations that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def groups_of(optimizer: Any) -> dict[str, Any]:

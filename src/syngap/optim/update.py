@@ -17,9 +17,10 @@ from syngap.optim.compact import store, store_lists
 from syngap.optim.plasticity import mask
 from syngap.optim.precision import accumulator
 
-__all__ = ["Work", "fold", "masks", "update"]
+__all__ = ["Work", "fold", "masks", "portions", "update"]
 
 _PIECE = 1 << 18
+_TOGETHER = 1 << 24  # numbers whose masks are in memory at a time, where operations take lists
 
 
 @dataclass
@@ -55,10 +56,23 @@ class Work:
     turn: Tensor | None = None
 
 
-def masks(work: Work) -> Iterator[Tensor]:
-    """Yield the mask Ω of each parameter, one in memory at a time."""
-    for index in range(len(work.params)):
-        yield _mask(work, index)
+def portions(work: Work) -> Iterator[list[int]]:
+    """Yield which parameters to do at a time: one, or many where operations take lists."""
+    together: list[int] = []
+    size = 0
+    for index, param in enumerate(work.params):
+        if together and (size + param.numel() > _TOGETHER or not _takes_lists(work)):
+            yield together
+            together, size = [], 0
+        together.append(index)
+        size += param.numel()
+    if together:
+        yield together
+
+
+def masks(work: Work, indices: list[int]) -> list[Tensor]:
+    """Return the masks Ω of these parameters, of a portion."""
+    return [_mask(work, indices[0])] if len(indices) == 1 else _mask_lists(work, indices)
 
 
 def _mask(work: Work, index: int) -> Tensor:
@@ -85,6 +99,9 @@ def _full_lists(work: Work, indices: Sequence[int]) -> list[Tensor]:
 
 def fold(work: Work) -> None:
     """F ← keep · F + (1 - keep) · observed."""
+    if work.values and _takes_lists(work):
+        _fold_lists(work)
+        return
     for index in range(len(work.values)):
         _fold_one(work, index)
 
@@ -244,8 +261,8 @@ def _in_pieces(work: Work) -> Work:
 
 
 def _takes_lists(work: Work) -> bool:
-    choice = work.options["foreach"]
+    choice = work.options.get("foreach")  # which another optimizer behind the gate may not have
     if choice is None:
         # On a CPU tensors are large against a call's overhead, and one at a time needs less memory.
-        choice = work.params[0].is_cuda and not work.options["differentiable"]
+        choice = work.params[0].is_cuda and not work.options.get("differentiable", False)
     return bool(choice)

@@ -16,7 +16,7 @@ from syngap.optim.options import check_named, check_options, check_params
 from syngap.optim.schedule import Schedule
 from syngap.optim.states import VERSION
 from syngap.optim.syngap import SynGAP
-from syngap.optim.update import Work, fold, masks
+from syngap.optim.update import Work, fold, masks, portions
 
 __all__ = ["WrappedSynGAP"]
 
@@ -179,25 +179,31 @@ def _is_plain_descent(base: Optimizer, work: Work) -> bool:
 
 def _mask_gradients(work: Work) -> Callable[[], None]:
     """Mask the gradients now; give them back afterwards."""
-    held = []
-    for grad, mask in zip(work.grads, masks(work), strict=True):
-        if grad is not None:
-            held.append((grad, grad.clone()))
-            grad.mul_(mask)
+    grads = [grad for grad in work.grads if grad is not None]
+    held = [grad.clone() for grad in grads]
+    for indices in portions(work):
+        known = [index for index in indices if work.grads[index] is not None]
+        if known:
+            parts = [grad for index in known if (grad := work.grads[index]) is not None]
+            torch._foreach_mul_(parts, masks(work, known))
 
     def finish() -> None:
-        for grad, original in held:
-            grad.copy_(original)
+        if grads:
+            torch._foreach_copy_(grads, held)
 
     return finish
 
 
 def _mask_update(work: Work) -> Callable[[], None]:
     """Note where the parameters are; afterwards mask the way they went."""
-    held = [param.clone() for param in work.params]
+    held = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(held, work.params)
 
     def finish() -> None:
-        for param, old, mask in zip(work.params, held, masks(work), strict=True):
-            param.sub_(old).mul_(mask).add_(old)
+        for indices in portions(work):
+            params, olds = ([each[index] for index in indices] for each in (work.params, held))
+            torch._foreach_sub_(params, olds)
+            torch._foreach_mul_(params, masks(work, indices))
+            torch._foreach_add_(params, olds)
 
     return finish
