@@ -118,8 +118,10 @@ def test_a_gain_is_taken_seed_by_seed_over_the_seeds_that_both_have(tmp_path: Pa
         if seed < 2:
             written(folder, "other_high", high + above, seed, lr=1.0, buffer=7)
     # Differences are 2 and 4: mean 3, sd √2, and t of one degree of freedom is 12.706.
-    expected = "+3.0 (95 % interval −9.7 to +15.7)"
+    expected = "+3.0 (95 % interval −9.7 to +15.7, 2 of 3 seeds)"
     assert answer("gain a other er", Results(tmp_path)) == expected
+    with pytest.raises(UserError, match="no gain over itself"):
+        answer("gain a er er", Results(tmp_path))
     written(folder, "third", 40.0, lr=0.3, buffer=8)
     written(folder, "third_high", 40.0, lr=1.0, buffer=8)
     with pytest.raises(UserError, match='have other values of "lr"'):

@@ -6,41 +6,53 @@ it, importance and momentum, is then of something else, entry by entry, and noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Coordinates", "note_change"]
+__all__ = ["Coordinates", "note_plain", "note_turned"]
 
-_COUNT = "_syngap_coordinates"  # an attribute of a parameter: how often they have changed
-_changes = 0  # of all parameters of this process
+_NAME = "_syngap_coordinates"  # of a parameter: the number of its turn, none where it is plain
+_PLAIN = 0
+_turns = 0  # of all parameters of this process
+_changes = 0  # of those and back
 
 
-def note_change(param: Tensor) -> None:
-    """Note that a parameter's values are in other coordinates from now on."""
+def note_turned(param: Tensor) -> None:
+    """Note that a parameter's values are in coordinates of their own from now on."""
+    global _turns, _changes
+    _turns, _changes = _turns + 1, _changes + 1
+    setattr(param, _NAME, _turns)
+
+
+def note_plain(param: Tensor) -> None:
+    """Note that they are plain again."""
     global _changes
     _changes += 1
-    setattr(param, _COUNT, _count(param) + 1)
+    setattr(param, _NAME, _PLAIN)
 
 
 class Coordinates:
     """Those in which an optimizer knows its parameters."""
 
     def __init__(self) -> None:
-        self._known: dict[Tensor, int] = {}
+        self._known: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         self._looked = -1
 
     def are_current(self) -> bool:
         """Return whether nothing was turned since the last `learn`; it costs one comparison."""
         return self._looked == _changes
 
-    def differ(self, params: Iterable[Tensor]) -> bool:
-        """Return whether those of any parameter are others than `learn` saw."""
-        return any(self._known.get(param, _count(param)) != _count(param) for param in params)
+    def changed(self, params: Iterable[Tensor]) -> list[Tensor]:
+        """Return the parameters whose coordinates are others than `learn` saw."""
+        return [param for param in params if self._known.get(param, _now(param)) != _now(param)]
 
     def learn(self, params: Iterable[Tensor]) -> None:
         """Take the coordinates of now to be those of all that is known."""
-        self._known = {param: _count(param) for param in params}
+        self._known.clear()
+        for param in params:
+            self._known[param] = _now(param)
         self._looked = _changes
 
     def look_again(self) -> None:
@@ -48,6 +60,6 @@ class Coordinates:
         self._looked = -1
 
 
-def _count(param: Tensor) -> int:
-    count: int = getattr(param, _COUNT, 0)
-    return count
+def _now(param: Tensor) -> int:
+    number: int = getattr(param, _NAME, _PLAIN)
+    return number

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from syngap.optim.consolidation import Predict, Progress, predictions
-from syngap.optim.coordinates import note_change
+from syngap.optim.coordinates import note_plain, note_turned
 from syngap.optim.importance import Prediction, read_prediction, score_sums
 from syngap.optim.sharded import is_sharded
 
@@ -76,9 +76,10 @@ def rotate(
 
     The model computes what it did, and its parameters are the same objects with other values, in
     another order (a bias before its weight); an optimizer that has not stepped yet works on
-    directions from then on. Call it before `consolidate`, with the same inputs, and `unrotate` when
-    training has ended and before the model is saved. Frozen weights, those that several modules
-    share, and other kinds of layers stay as they are: look at the names that are returned.
+    directions from then on, and SynGAP refuses to go on with what it knew of plain weights. Call it
+    before `consolidate`, with the same inputs, and `unrotate` when training has ended and before
+    the model is saved. Frozen weights, those that several modules share, and other kinds of layers
+    stay as they are: look at the names that are returned.
 
     Args:
         model: has trainable `nn.Linear` layers, with weights in float32 or float64 (autocast is
@@ -143,7 +144,7 @@ def rotate(
         )
     turns = {name: Rotation(*map(_directions, moments[name])) for name in seen}
     for name, turn in turns.items():  # none before all are found
-        note_change(layers[name].weight)
+        note_turned(layers[name].weight)
         parametrize.register_parametrization(layers[name], "weight", turn)
     return seen
 
@@ -151,8 +152,8 @@ def rotate(
 def unrotate(model: nn.Module) -> list[str]:
     """Give a model that was rotated its plain weights back, as they are now.
 
-    Its parameters stay the same objects, with other values: an optimizer that goes on with them
-    has momentum and importance of directions, so make a new one.
+    Its parameters stay the same objects, with other values: an optimizer that went on with them
+    would have momentum and importance of directions, so make a new one; SynGAP insists.
 
     Returns:
         The names of the layers that were turned, none where the model was not.
@@ -168,7 +169,7 @@ def unrotate(model: nn.Module) -> list[str]:
                 kind = type(module)
                 module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
                 parametrize.remove_parametrizations(module, "weight")
-                note_change(module.weight)
+                note_plain(module.weight)
                 if "bias" in module._parameters:  # behind the weight, as it was
                     module._parameters["bias"] = module._parameters.pop("bias")
                 found.append(name)

@@ -463,7 +463,7 @@ class SynGAP(Optimizer):
             True
         """
         self._refuse_stand_ins()
-        self._check_coordinates(importance=False)  # which is replaced
+        self._refuse_stale(importance=False)  # which is replaced
         seen: Observation | None = None
         self._estimator.record(True)
         try:
@@ -487,6 +487,7 @@ class SynGAP(Optimizer):
             for work in self._lay_out(seen, means.network(), keep=0.0):
                 fold(work)
         self._has_observed = True
+        self._coordinates.learn(self._params())
 
     @torch.no_grad()
     def grow(self, old: Tensor, new: Tensor) -> None:
@@ -512,6 +513,7 @@ class SynGAP(Optimizer):
                 "grow takes two parameters, such as old.weight and new.weight, got "
                 f"{type(old).__name__} and {type(new).__name__}"
             )
+        self._refuse_stale()
         place = next(
             (
                 (group["params"], index)
@@ -555,6 +557,7 @@ class SynGAP(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is."""
         saved: dict[Tensor, dict[str, Any]] = {}
+        was_stale = self._is_stale()  # and stays so: frameworks load what they have just saved
         # As the last hook, because a hook may replace what is loaded.
         handle = self.register_load_state_dict_pre_hook(
             lambda _, final: saved.update(match(final, self.param_groups))
@@ -573,7 +576,8 @@ class SynGAP(Optimizer):
                 group.setdefault(key, value)  # an option that the saving version did not have
             group["version"] = VERSION
         self._observation = None
-        self._coordinates.learn(self._params())
+        if not was_stale:
+            self._coordinates.learn(self._params())
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
         self._estimator.record(self.is_due())
 
@@ -593,7 +597,9 @@ class SynGAP(Optimizer):
             group.setdefault("version", VERSION)
         self._means = None
         self._grads_then = []
-        self._coordinates = Coordinates()
+        if not hasattr(self, "_coordinates"):  # torch comes by here also to load a state
+            self._coordinates = Coordinates()
+            self._coordinates.learn(self._params())
 
     # Inside.
 
@@ -668,25 +674,28 @@ class SynGAP(Optimizer):
 
     # The step.
 
-    def _check_coordinates(self, importance: bool = True) -> None:
-        """Raise where what is known of the parameters is of what they were before `rotate`.
+    def _is_stale(self, importance: bool = True) -> bool:
+        """Return whether what is known of any parameter is of other coordinates than it has.
 
         Args:
             importance: whether that counts, or momentum alone.
         """
         if self._coordinates.are_current():
-            return
-        params = self._params()
-        if self._coordinates.differ(params):
-            replaced = set() if importance else {"importance", "mean", "turn"}
-            known = (states.get(param, {}) for states in self._states() for param in params)
-            if any(set(state) - replaced for state in known):
-                raise RuntimeError(
-                    "the model was rotated, or unrotated, after this optimizer had learned of its "
-                    "weights, and its importance and momentum are of other coordinates now: call "
-                    "rotate() before consolidate(), and make a new optimizer after unrotate()"
-                )
-        self._coordinates.learn(params)
+            return False
+        others = set() if importance else {"importance", "mean", "turn"}
+        return any(
+            set(states.get(param, {})) - others
+            for param in self._coordinates.changed(self._params())
+            for states in self._states()
+        )
+
+    def _refuse_stale(self, importance: bool = True) -> None:
+        if self._is_stale(importance):
+            raise RuntimeError(
+                "the model was rotated, or unrotated, after this optimizer had learned of its "
+                "weights, so its importance or momentum is of other coordinates: call rotate() "
+                "before consolidate(), and make a new optimizer after steps or unrotate()"
+            )
 
     def _is_spoilt(self) -> bool:
         """Return whether the step is to be left out; raise, if that was asked for.
@@ -726,7 +735,9 @@ class SynGAP(Optimizer):
 
         None is a step that is left out.
         """
-        self._check_coordinates()
+        if not self._coordinates.are_current():
+            self._refuse_stale()
+            self._coordinates.learn(self._params())
         for param in self._params():
             grad = param.grad
             if grad is not None and (grad.layout != torch.strided or grad.is_complex()):

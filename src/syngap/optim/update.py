@@ -99,11 +99,13 @@ def _full_lists(work: Work, indices: Sequence[int]) -> list[Tensor]:
 
 def fold(work: Work) -> None:
     """F ← keep · F + (1 - keep) · observed."""
-    if work.values and _takes_lists(work):
-        _fold_lists(work)
+    if not work.values:
         return
-    for index in range(len(work.values)):
-        _fold_one(work, index)
+    for indices in portions(work):  # of what is compact not all in full precision at once
+        if len(indices) == 1:
+            _fold_one(work, indices[0])
+        else:
+            _fold_lists(work, indices)
 
 
 def update(work: Work) -> None:
@@ -169,7 +171,7 @@ def _update_lists(work: Work) -> None:
     """Do what `_update_each` does, one kernel for all tensors of an operation."""
     options, lr = work.options, work.options["lr"]
     if work.values:
-        _fold_lists(work)
+        _fold_lists(work, range(len(work.params)))
     has_grad = [index for index, grad in enumerate(work.grads) if grad is not None]
     if not has_grad:
         return
@@ -216,19 +218,19 @@ def _mask_lists(work: Work, indices: list[int]) -> list[Tensor]:
     return found
 
 
-def _fold_lists(work: Work) -> None:
-    full = _full_lists(work, range(len(work.importances)))
+def _fold_lists(work: Work, indices: Sequence[int]) -> None:
+    full = _full_lists(work, indices)
     torch._foreach_mul_(full, work.keep)
-    known = [index for index, value in enumerate(work.values) if value is not None]
-    if known:
-        importances = [full[index] for index in known]
-        values = [value for value in work.values if value is not None]
+    observed = [work.values[index] for index in indices]
+    importances = [part for part, value in zip(full, observed, strict=True) if value is not None]
+    if importances:
+        values = [value for value in observed if value is not None]
         if work.squared:
             torch._foreach_add_(importances, values, alpha=(1.0 - work.keep) * work.weight)
         else:
             torch._foreach_addcmul_(importances, values, values, (1.0 - work.keep) * work.weight)
     if work.turn is not None:
-        store_lists(full, work.importances, work.turn)
+        store_lists(full, [work.importances[index] for index in indices], work.turn)
 
 
 def _in_pieces(work: Work) -> Work:

@@ -80,6 +80,7 @@ class WrappedSynGAP(SynGAP):
         # Takes the base's groups off its list and puts them back one by one.
         Optimizer.__init__(self, base.param_groups, base.defaults | defaults)
         self._is_made = True
+        self._coordinates.learn(self._params())  # in which the base may have stepped
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -72,8 +72,10 @@ def gain(
     results: Results, NAME: str, METHOD: str, OTHER: str, *, over: str = "lr", measure: str = "ACC"
 ) -> str:
     """Return one method's mean over all values of an option less another's, with its interval."""
-    found = robust.gain(results.rows(NAME), METHOD, OTHER, over, measure)
-    return _interval(found, 1)
+    rows = results.rows(NAME)
+    found = robust.gain(rows, METHOD, OTHER, over, measure)
+    few = next(iter(curves.curve(rows, METHOD, over).values())).few(found.seeds)
+    return _interval(found, 1, few)
 
 
 def value(results: Results, NAME: str, ROW: str, MEASURE: str, *, only: str = "") -> str:

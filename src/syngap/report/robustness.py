@@ -81,6 +81,8 @@ def markdown(rows: Sequence[Row], methods: Sequence[str], over: str, measure: st
 
 def gain(rows: Sequence[Row], method: str, other: str, over: str, measure: str) -> Spread:
     """Return the difference of two methods' means over all values, seed by seed."""
+    if method == other:
+        raise UserError(f'"{method}" has no gain over itself')
     found = _curves(rows, (method, other), over, measure)
     ours, theirs = (_by_seed(by_value, measure) for by_value in found.values())
     differences = [area(ours[seed]) - area(theirs[seed]) for seed in ours if seed in theirs]
