@@ -792,14 +792,16 @@ class Compared:
         old: domain.
         new: domain.
         ratios: of each method, forgetting over AdamW's, a number for each seed.
-        missing: methods with fewer runs than were planned, as "5 of 6 runs of gate".
+        reached: how many of the levels each method reaches, a mean over seeds.
+        notes: methods with fewer runs than AdamW, or more: "5 runs of gate (AdamW has 6)".
     """
 
     millions: float
     old: str
     new: str
     ratios: dict[str, list[float]]
-    missing: list[str]
+    reached: dict[str, float]
+    notes: list[str]
 
 
 def compared(paths: Iterable[Path]) -> list[Compared]:
@@ -809,14 +811,69 @@ def compared(paths: Iterable[Path]) -> list[Compared]:
         seeds = whole_seeds(rows)
         all_curves = [curves(part, LEVELS) for part in seeds.values()]
         ratios = {m: [ratio(c[m], c["adamw"]) for c in all_curves] for m in all_curves[0]}
+        reached = {m: fmean(int(np.isfinite(c[m][2]).sum()) for c in all_curves) for m in ratios}
         tried = {(r["method"], r["values"]) for part in seeds.values() for r in part}
-        missing = []
-        for method in ratios:
-            runs, wanted = sum(m == method for m, _ in tried), len(GRIDS[6][method])
-            if runs < wanted:
-                missing.append(f"{runs} of {wanted} runs of {NAMES[method].strip('*')}")
-        found.append(Compared(rows[0]["parameters"] / 1e6, *group[1:3], ratios, missing))
+        runs = {method: sum(m == method for m, _ in tried) for method in ratios}
+        notes = [
+            f"{count} runs of *{plain_name(method)}* (AdamW has {runs['adamw']})"
+            for method, count in runs.items()
+            if count != runs["adamw"]
+        ]
+        found.append(Compared(rows[0]["parameters"] / 1e6, *group[1:3], ratios, reached, notes))
     return sorted(found, key=lambda each: each.millions)
+
+
+def recipe(paths: Iterable[Path]) -> None:
+    """Print what one setting does at the end of a run, at the highest rate and τ = 0.9999.
+
+    Both numbers are means over seeds: what was learned, as a share of what AdamW learns at its
+    best, and what was forgotten, in nats a byte.
+    """
+    settings: dict[str, dict[str, Any]] = {
+        "turned": {"rotated": True},
+        "turned, gate": {"rotated": True, "consolidation": 0.9999, "source": "own"},
+    }
+    for way, name in ((0.85, "15 % back"), (0.7, "30 % back")):
+        settings[name] = settings["turned, gate"] | {"way": way}
+    print(f"| learned, forgotten | AdamW at its best | {' | '.join(settings)} |")
+    print("|---|---:|" + "---:|" * len(settings))
+    groups = [item for path in paths for item in grouped(read(path), GROUP).items()]
+    for (_, old, new, *_), rows in sorted(groups, key=lambda item: item[1][0]["parameters"]):
+        ends: dict[str, list[tuple[float, float]]] = {name: [] for name in ("AdamW", *settings)}
+        for part in whole_seeds(rows).values():
+            start = next(row for row in part if row["method"] == "start")
+            best = min((r for r in part if r["method"] == "adamw"), key=lambda r: r["new_loss"])
+            ended = [(json.loads(r["values"]), r) for r in part if r["step"] == r["steps"]]
+            highest = max(values["lr"] for values, _ in ended)
+            found = {"AdamW": best}
+            for name, setting in settings.items():
+                wanted = setting | {"lr": highest}
+                found[name] = next(row for values, row in ended if values == wanted)
+            for name, row in found.items():
+                shares = (start["new_loss"] - r["new_loss"] for r in (row, best))
+                ends[name].append(
+                    (next(shares) / next(shares), row["old_loss"] - start["old_loss"])
+                )
+        cells = []
+        for name, both in ends.items():
+            learned, forgotten = (fmean(each) for each in zip(*both, strict=True))
+            cells.append(
+                f"{learned:.2f}, {forgotten:.2f}" if name != "AdamW" else f"1, {forgotten:.2f}"
+            )
+        head = f"{old} to {new}, {rounded(rows[0]['parameters'] / 1e6)} M, at {highest:.2g}"
+        print(f"| {head} | {' | '.join(cells)} |")
+
+
+def plain_name(method: str) -> str:
+    return NAMES.get(method, method).strip("*")
+
+
+def cell(column: Compared, method: str) -> str:
+    if method not in column.ratios:
+        return ""
+    few = column.reached[method]
+    note = f" ({rounded(few)} of {len(LEVELS)})" if few < len(LEVELS) else ""
+    return with_interval(column.ratios[method]) + note
 
 
 def rounded(number: float) -> str:
@@ -829,15 +886,16 @@ def tabulate(paths: Iterable[Path]) -> None:
     heads = [f"{c.old} to {c.new}, {rounded(c.millions)} M" for c in columns]
     print(f"| forgetting over AdamW's | {' | '.join(heads)} |")
     print("|---|" + "---:|" * len(columns))
-    for method, name in NAMES.items():
+    methods = dict.fromkeys([*NAMES, *(method for c in columns for method in c.ratios)])
+    for method in methods:
         if method != "adamw" and any(method in c.ratios for c in columns):
-            cells = [with_interval(c.ratios.get(method, ())) for c in columns]
-            print(f"| {name} | {' | '.join(cells)} |")
+            cells = [cell(c, method) for c in columns]
+            print(f"| {NAMES.get(method, method)} | {' | '.join(cells)} |")
     counts = [str(len(c.ratios["adamw"])) for c in columns]
     print(f"| seeds | {' | '.join(counts)} |")
     for head, column in zip(heads, columns, strict=True):
-        if column.missing:
-            print(f"\nIncomplete, {head}: {', '.join(column.missing)}.")
+        if column.notes:
+            print(f"\n{head}: {', '.join(column.notes)}.")
 
 
 def draw_sizes(paths: Iterable[Path], picture: Path) -> None:
@@ -858,7 +916,7 @@ def draw_sizes(paths: Iterable[Path], picture: Path) -> None:
         axes = figure.subplots()
         axes.axhline(1, color=COLOURS[0], linestyle=":", label="AdamW")
         for index, (method, (colour, dashes)) in enumerate(looks.items()):
-            label = NAMES[method].strip("*")
+            label = plain_name(method)
             known = [c for c in columns if method in c.ratios]
             places = [c.millions * 1.08 ** (index - 2) for c in known]  # beside each other
             means = [fmean(c.ratios[method]) for c in known]
@@ -1023,6 +1081,7 @@ def main() -> None:
     add("--text", action="store_true", help="make the text of all domains, and no more")
     add("--summary", type=Path, metavar="CSV", help="print tables")
     add("--table", type=Path, nargs="+", metavar="CSV", help="print one table of several sizes")
+    add("--recipe", type=Path, nargs="+", metavar="CSV", help="print what one setting does")
     add("--sizes", type=Path, nargs="+", metavar="CSV", help="draw sizes; the last is the SVG")
     add("--draw", type=Path, nargs=2, metavar=("CSV", "SVG"), help="draw frontiers")
     args = parser.parse_args()
@@ -1033,6 +1092,8 @@ def main() -> None:
         summarise(args.summary)
     elif args.table:
         tabulate(args.table)
+    elif args.recipe:
+        recipe(args.recipe)
     elif args.sizes:
         draw_sizes(args.sizes[:-1], args.sizes[-1])
     elif args.draw:
