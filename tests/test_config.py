@@ -22,6 +22,7 @@ from syngap.experiments.config import (
     Experiment,
     Training,
     as_then,
+    complete_method,
     parsed,
     read,
     seeds_of,
@@ -420,3 +421,12 @@ def test_what_earlier_versions_did_without_saying() -> None:
         "a",  # others may have an option of that name and none called warmup
     ]
     assert as_then({"method": {"name": "er", "every": 8}})["method"] == {"name": "er", "every": 8}
+
+
+def test_options_that_came_later_stand_behind_those_that_are_said() -> None:
+    """So a label is the same where a method's package is installed and where it is not."""
+    given = {"name": "er", "replay": 8, "lr": 0.3}
+    assert list(complete_method(given))[:3] == list(given)
+    assert complete_method(given)["average"] == 0.0
+    unknown = {"name": "of another package", "b": 1, "a": 2}
+    assert complete_method(unknown) == unknown

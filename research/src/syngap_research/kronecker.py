@@ -85,7 +85,9 @@ class Kronecker(ER):
         }
         self.labels = learner.generator("labels", learner.device)
         guesses = learner.generator("directions", learner.device)
-        self.turns, self.masks, self.rests = {}, {}, {}  # open as long as nothing was observed
+        self.turns: dict[str, list[Tensor]] = {}
+        self.masks: dict[str, Tensor] = {}  # open as long as nothing was observed
+        self.rests: dict[str, Tensor] = {}
         for name, layer in self._layers().items():
             places, outer, inner = self._matrices(layer.weight).shape
             kept = min(rank or inner, inner)
@@ -212,7 +214,11 @@ class Kronecker(ER):
                 masks[name].copy_(1 - torch.tanh(self.steepness * ratio) + self.ambient)
 
     def _steepest(self, moment: Tensor, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return eigenvalues and -vectors of a moment, the steepest, and the others' mean value."""
+        """Return lengths and directions of a moment, the steepest, and the others' mean length.
+
+        All are its eigenvalues and -vectors. Fewer are brought one power iteration nearer to the
+        steepest of those, and lengths are taken along them as they are.
+        """
         missing = len(moment) - ways.shape[1]
         if not missing:
             return *_eigen(moment), moment.new_zeros(())

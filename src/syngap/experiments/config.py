@@ -249,13 +249,14 @@ def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]
 def complete_method(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's options, `name` among them, with those that came later at their defaults.
 
-    Of a method whose package is not installed here, what is said is all that is known.
+    Of a method whose package is not installed here, what is said is all that is known; the order
+    is that of `options`, so that the same is said of it either way.
     """
     try:
-        later = defaults(methods.registry.get(options["name"]))
+        known = defaults(methods.registry.get(options["name"]))
     except UserError:
-        later = {}
-    return {**later, **options}
+        known = {}
+    return {**options, **{name: value for name, value in known.items() if name not in options}}
 
 
 def read(name_or_file: str) -> dict[str, Any]:
