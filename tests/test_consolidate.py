@@ -258,10 +258,19 @@ class Answer(nn.Module):
         return SimpleNamespace(logits=self.body(x * scale), attentions=None)
 
 
-def consolidated(inputs: Callable[[Tensor], Any], **options: Any) -> list[Tensor]:
+class Dictionary(Answer):
+    """One whose output is a plain dictionary."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Any:
+        return vars(super().forward(x, scale))
+
+
+def consolidated(
+    inputs: Callable[[Tensor], Any], kind: type[Answer] = Answer, **options: Any
+) -> list[Tensor]:
     model = network()
     optimizer = SynGAP(model.parameters(), lr=0.1, generator=generator(), **GATE)
-    optimizer.consolidate(Answer(model), inputs(batch(0, rows=10)[0]), **options)
+    optimizer.consolidate(kind(model), inputs(batch(0, rows=10)[0]), **options)
     return as_list(optimizer.importance())
 
 
@@ -280,6 +289,16 @@ def test_batches_come_in_any_form(form: Callable[[Tensor], Any]) -> None:
     expected = consolidated(lambda x: x, batch_size=4)
     assert_identical(consolidated(form), expected)
     assert largest_difference(consolidated(lambda x: x, batch_size=5), expected) > 0
+
+
+def test_outputs_with_logits_inside_are_understood_and_others_refused() -> None:
+    expected = consolidated(lambda x: x, batch_size=4)
+    assert_identical(consolidated(lambda x: x, Dictionary, batch_size=4), expected)
+    model = network()
+    optimizer = SynGAP(model.parameters(), lr=0.1, **GATE)
+    for outcome in ({"scores": 1}, (1, 2)):
+        with pytest.raises(TypeError, match="predict= makes one of them"):
+            optimizer.consolidate(model, torch.ones(4, 4), predict=lambda x, o=outcome: o)
 
 
 def test_predict_takes_the_place_of_the_model() -> None:

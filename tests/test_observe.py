@@ -392,7 +392,7 @@ def test_observing_is_one_backward_pass(estimator: str, monkeypatch: pytest.Monk
         (
             lambda logits: logits.tolist(),
             TypeError,
-            "takes logits .* got list",
+            "taken from logits .* got list",
         ),
         (lambda logits: logits[:, 0], ValueError, r"shape \(N, C\)"),
         (lambda logits: logits[:0], ValueError, "N ≥ 1"),

@@ -31,6 +31,7 @@ def predictions(
     """
     batches = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
     total = len(batches) if isinstance(batches, Sized) else None
+    done = 0
     with _left_as_it_was(model, generator):
         for done, batch in enumerate(batches, start=1):
             with torch.enable_grad():
@@ -39,6 +40,8 @@ def predictions(
             del prediction
             if progress is not None:
                 progress(done, total)
+    if not done:
+        raise ValueError("at least one batch is needed: inputs are empty, or were used up before")
 
 
 @contextmanager
@@ -76,4 +79,6 @@ def _call(model: nn.Module, batch: Any) -> Any:
         output = model(batch)
     if isinstance(output, (Tensor, Distribution)):
         return output
+    if isinstance(output, dict):
+        return output.get("logits", output)
     return getattr(output, "logits", output)

@@ -91,8 +91,8 @@ def read_prediction(
         return _read_distribution(prediction, targets, mask, check)
     if not isinstance(prediction, Tensor):
         raise TypeError(
-            "observe takes logits (a Tensor) or a torch.distributions.Distribution, "
-            f"got {type(prediction).__name__}"
+            "importance is taken from logits (a Tensor) or a torch.distributions.Distribution, "
+            f"got {type(prediction).__name__}; where inputs are given, predict= makes one of them"
         )
     return _read_logits(prediction, targets, mask, generator, check)
 
@@ -128,7 +128,8 @@ def _read_logits(
     if logits.shape[-1] < 2:
         raise ValueError(
             f"logits need at least two classes in the last dimension, got {tuple(logits.shape)}; "
-            "for a single logit pass torch.distributions.Bernoulli(logits=...)"
+            "for a single logit pass torch.distributions.Bernoulli(logits=...), for regression "
+            "Normal(output, scale)"
         )
     require_graph(logits)
     _require_mask(mask, logits.shape[:-1])

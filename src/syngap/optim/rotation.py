@@ -199,7 +199,10 @@ def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
             "the model has no nn.Linear, and others cannot be turned: use consolidate alone"
         )
     if not found:
-        raise ValueError("every nn.Linear is frozen or shares its weight with another module")
+        raise ValueError(
+            "every nn.Linear is frozen or shares its weight with another module, so there is none "
+            "to turn: unfreeze first, or use consolidate alone"
+        )
     for name, layer in found.items():
         if is_sharded(layer.weight):
             raise ValueError(f"rotate needs whole weights, and those of {name} are sharded")

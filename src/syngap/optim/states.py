@@ -65,7 +65,8 @@ def match(
                 raise ValueError(
                     f"the state_dict has {key} of shape {tuple(value.shape)} for a parameter of "
                     f"shape {tuple(param.shape)}; if the parameter grew, load before that and call "
-                    "grow()"
+                    "grow(); if the model was rotated, make the optimizer after rotate() now where "
+                    "it was made after it then, since parameters come in another order"
                 )
     return matched
 

@@ -480,7 +480,7 @@ class SynGAP(Optimizer):
         finally:
             self._estimator.record(self.is_due())
         if seen is None:
-            raise ValueError("consolidate needs at least one batch with a finite importance")
+            raise ValueError("no batch gave consolidate a finite importance")
         with torch.no_grad():
             means = self._current_means()
             self._advance(means, seen, keep=0.0)
@@ -524,7 +524,11 @@ class SynGAP(Optimizer):
             None,
         )
         if place is None:
-            raise ValueError(f"old {tuple(old.shape)} is not a parameter of this optimizer")
+            raise ValueError(
+                f"old {tuple(old.shape)} is not a parameter of this optimizer; the weight of a "
+                "layer that is rotated is computed from one: grow before rotate() or after "
+                "unrotate(), with a new optimizer"
+            )
         require_growth(old, new, self._states())
         if any(param is new for param in self._params()):
             raise ValueError(f"new {tuple(new.shape)} is already a parameter of this optimizer")
