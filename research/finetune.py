@@ -829,42 +829,43 @@ def recipe(paths: Iterable[Path]) -> None:
     Both numbers are means over seeds: what was learned, as a share of what AdamW learns at its
     best, and what was forgotten, in nats a byte; nothing where a setting was not run.
     """
+    gate = {"rotated": True, "consolidation": 0.9999, "source": "own"}
     settings: dict[str, dict[str, Any]] = {
-        "20 % back": {"way": 0.8},
+        "AdamW, 20 % back": {"way": 0.8},
         "turned": {"rotated": True},
-        "turned, 20 % back": {"way": 0.8, "rotated": True},
-        "turned, gate": {"rotated": True, "consolidation": 0.9999, "source": "own"},
+        "turned, 20 % back": {"rotated": True, "way": 0.8},
+        "turned, gate": gate,
+        "**turned, gate, 15 % back**": gate | {"way": 0.85},
+        "turned, gate, 30 % back": gate | {"way": 0.7},
     }
-    for way in (0.85, 0.7):
-        settings[f"turned, gate, {100 - 100 * way:.0f} % back"] = settings["turned, gate"] | {
-            "way": way
-        }
-    print(f"| learned, forgotten | AdamW at its best | {' | '.join(settings)} |")
-    print("|---|---:|" + "---:|" * len(settings))
+    heads = []
+    lines: dict[str, list[str]] = {name: [] for name in ("AdamW at its best", *settings)}
     groups = [item for path in paths for item in grouped(read(path), GROUP).items()]
     for (_, old, new, *_), rows in sorted(groups, key=lambda item: item[1][0]["parameters"]):
-        ends: dict[str, list[tuple[float, float]]] = {name: [] for name in ("AdamW", *settings)}
+        ends: dict[str, list[tuple[float, float]]] = {name: [] for name in lines}
         for part in whole_seeds(rows).values():
             start = next(row for row in part if row["method"] == "start")
             best = min((r for r in part if r["method"] == "adamw"), key=lambda r: r["new_loss"])
             ended = [(json.loads(r["values"]), r) for r in part if r["step"] == r["steps"]]
             highest = max(values["lr"] for values, _ in ended)
-            found = {"AdamW": best}
+            found = {"AdamW at its best": best}
             for name, setting in settings.items():
                 wanted = setting | {"lr": highest}
                 same = [row for values, row in ended if values == wanted]
                 found |= {name: same[0]} if same else {}
+            whole = start["new_loss"] - best["new_loss"]
             for name, row in found.items():
-                shares = (start["new_loss"] - r["new_loss"] for r in (row, best))
-                ends[name].append(
-                    (next(shares) / next(shares), row["old_loss"] - start["old_loss"])
-                )
-        cells = []
-        for both in ends.values():
+                learned = (start["new_loss"] - row["new_loss"]) / whole
+                ends[name].append((learned, row["old_loss"] - start["old_loss"]))
+        for name, both in ends.items():
             means = [fmean(each) for each in zip(*both, strict=True)]
-            cells.append(", ".join(f"{mean:.2f}" for mean in means))
-        head = f"{old} to {new}, {rounded(rows[0]['parameters'] / 1e6)} M, at {highest:.2g}"
-        print(f"| {head} | {' | '.join(cells)} |")
+            lines[name].append(", ".join(f"{mean:.2f}" for mean in means))
+        millions = rounded(rows[0]["parameters"] / 1e6)
+        heads.append(f"{old} to {new}, {millions} M, at {highest:.2g}")
+    print(f"| learned, forgotten | {' | '.join(heads)} |")
+    print("|---|" + "---:|" * len(heads))
+    for name, cells in lines.items():
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 def plain_name(method: str) -> str:
