@@ -13,17 +13,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["Coordinates", "note_plain", "note_turned"]
 
-_NAME = "_syngap_coordinates"  # of a parameter: the number of its turn, none where it is plain
+_NAME = "_syngap_coordinates"  # of a parameter: which change made them, none where it is plain
 _PLAIN = 0
-_turns = 0  # of all parameters of this process
-_changes = 0  # of those and back
+_changes = 0  # of all parameters of this process
 
 
 def note_turned(param: Tensor) -> None:
     """Note that a parameter's values are in coordinates of their own from now on."""
-    global _turns, _changes
-    _turns, _changes = _turns + 1, _changes + 1
-    setattr(param, _NAME, _turns)
+    global _changes
+    _changes += 1
+    setattr(param, _NAME, _changes)
 
 
 def note_plain(param: Tensor) -> None:
