@@ -167,13 +167,15 @@ def test_a_teacher_adds_strength_times_the_divergence_from_the_average(
 ) -> None:
     monkeypatch.setattr("syngap.methods.descent.Average", PreciseAverage)
     gate: dict[str, Any] = {"retention": 0.8, "consolidation": 0.3, "damping": 1e-6}
-    own: dict[str, Any] = {**gate, "estimator": "empirical", "every": 1} if name == "syngap" else {}
+    own: dict[str, Any] = {"lr": RATE}
+    if name == "syngap":
+        own = {"lr": 4 * RATE, "estimator": "empirical", "every": 1, **gate}
     pupil = Precise(double_network(), lambda x, _: seen(x))
     method = taught(name, pupil, teacher_loss=loss, teacher_on=on, **own)
     hand = ByHand(name, loss, on)
     rule = Oracle(
         hand.model,
-        dict.fromkeys(trainable(hand.model), Options(RATE, ambient=0.01, **gate)),
+        dict.fromkeys(trainable(hand.model), Options(own["lr"], ambient=0.01, **gate)),
         estimator="empirical",
     )
     update = Plain(RATE)
