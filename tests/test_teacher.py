@@ -302,7 +302,7 @@ def test_an_average_that_lags_behind_a_whole_task_warns_once_and_says_what_fits(
     with pytest.warns(UserWarning, match=rf"methods.er.average: {retention} .*{share} %") as found:
         warn_if_long(retention, ends, "methods.er.average")
     assert len(found) == 1
-    fitting = float(str(found[0].message).split("try ")[1].split()[0])
+    fitting = float(str(found[0].message).split("compare with ")[1].split()[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_long(fitting, ends)

@@ -15,7 +15,7 @@ from syngap.errors import UserError
 
 __all__ = ["Average", "warn_if_long"]
 
-_OLD_SHARE = 0.1  # how much of an average may be from before the task that just ended
+_OLD_SHARE = 0.2  # how much of an average may be from before the task that just ended
 
 
 class Average:
@@ -94,6 +94,7 @@ def warn_if_long(retention: float, ends: Sequence[int], option: str = "average")
 
     Examples:
         >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
         ...     warn_if_long(0.99, [395, 790])  # 2 % is from before the task
         ...     warn_if_long(0.99, [137, 274])
         >>> [str(warning.message).split(":")[1] for warning in caught]
@@ -105,7 +106,8 @@ def warn_if_long(retention: float, ends: Sequence[int], option: str = "average")
         shorter = math.floor(1000 * _OLD_SHARE ** (1 / steps)) / 1000
         warnings.warn(
             f"{option}: {retention} is long for tasks of {steps} steps: {100 * old:.0f} % of the "
-            f"average is of weights from before the last task; try {shorter} or less",
+            "average is from before the newest task, which may be judged too early; "
+            f"compare with {shorter} or less",
             stacklevel=2,
         )
 
