@@ -100,7 +100,7 @@ def warn_if_long(retention: float, ends: Sequence[int], option: str = "average")
         >>> [str(warning.message).split(":")[1] for warning in caught]
         [' 0.99 is long for tasks of 137 steps']
     """
-    steps = min(end - start for start, end in zip([0, *ends], ends))
+    steps = min(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
     old = retention**steps
     if old > _OLD_SHARE:
         shorter = math.floor(1000 * _OLD_SHARE ** (1 / steps)) / 1000

@@ -60,14 +60,14 @@ class Teacher:
                 "set average too, 0.99 for example, or leave teacher 0"
             )
         self._learner, self._strength, self._loss, self._on = learner, strength, loss, on
-        self._seen: Tensor | None = None
-        self._logits: Tensor | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
 
     def predict(self, x: Tensor) -> Tensor:
         """Return logits for learning, and keep them for `pull`, with what the network saw."""
-        self._seen = self._learner.augment(x)
-        self._logits = self._learner.forward(self._seen)
-        return self._logits
+        seen = self._learner.augment(x)
+        logits = self._learner.forward(seen)
+        self._last = seen, logits
+        return logits
 
     def pull(self, arriving: int) -> Tensor:
         """Return strength · D for the samples of the last `predict`; 0 where none are taught.
@@ -75,9 +75,10 @@ class Teacher:
         Args:
             arriving: how many samples, the first, are not replayed.
         """
-        assert self._seen is not None and self._logits is not None
+        if self._last is None:
+            raise RuntimeError("teacher: the loss of a method with one calls self.predict(x, y)")
         first = arriving if self._on == "replay" else 0
-        seen, logits = self._seen[first:], self._logits[first:]
+        seen, logits = (part[first:] for part in self._last)
         self.discard()
         if not len(seen):  # nothing to replay yet
             return logits.new_zeros(())
@@ -89,7 +90,7 @@ class Teacher:
 
     def discard(self) -> None:
         """Forget the last `predict`."""
-        self._seen = self._logits = None
+        self._last = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: the average is part of the learner's state."""
