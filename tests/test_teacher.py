@@ -56,6 +56,7 @@ class PreciseAverage(Average):
 
     def follow(self) -> None:
         self.path.append(copied(self.source))
+        self._weight.mul_(self.retention).add_(1 - self.retention)
         with torch.no_grad():
             for name, value in self.model.named_parameters():
                 value.copy_(averaged(self.path, self.retention)[name])
@@ -104,7 +105,8 @@ class ByHand:
         self.pulled = 0.0
 
     def loss(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
-        return self.own_loss(batch, drawn) + STRENGTH * self.pull(batch, drawn)
+        seen_share = 1 - RETENTION ** len(self.path)
+        return self.own_loss(batch, drawn) + STRENGTH * seen_share * self.pull(batch, drawn)
 
     def pull(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
         taught = [*([batch.x] if self.on == "all" else []), *(past["x"] for past in drawn)]

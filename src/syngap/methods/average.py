@@ -71,6 +71,11 @@ class Average:
         torch._foreach_mul_(ahead, share)
         torch._foreach_add_(slow, ahead)
 
+    @property
+    def weight(self) -> Tensor:
+        """1 - αⁿ after n steps: which part of its span the average has seen."""
+        return self._weight
+
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged network, and how many steps it stands for."""
         return {"model": self.model.state_dict(), "weight": self._weight}

@@ -3,11 +3,13 @@
 The average of the weights (`average`) forgets more slowly than the newest weights do. With it as
 the teacher, a method minimizes
 
-    loss + strength · D(average's logits, logits)
+    loss + strength · (1 - αⁿ) · D(average's logits, logits)
 
 over the replayed samples, or over all of a step. D is the mean squared error over samples and
 classes ("mse"), or KL(average || now), the mean over samples ("kl"). The average sees the same
-augmented samples, in evaluation mode, and no gradient flows into it.
+augmented samples, in evaluation mode, and no gradient flows into it. The pull grows with the part
+of its span that the average has seen in n steps: a young average knows little, and its running
+statistics of norms are still those of a new network, so that its logits may be huge.
 
 CLS-ER (Arani, Sarfraz and Zonooz 2022) is a relative: it keeps two averages, and for each replayed
 sample the one that is surer of the label teaches.
@@ -43,12 +45,13 @@ class Teacher:
         >>> from syngap.methods.average import Average
         >>> learner = Learner(torch.nn.Linear(1, 2, bias=False), lambda x, generator: x)
         >>> learner.average = Average(learner.model, 0.9)
+        >>> learner.follow()
         >>> with torch.no_grad():
         ...     _ = learner.model.weight.add_(1.0)  # the average stays behind
         >>> teacher = Teacher(learner, 0.5, "mse", "replay")
         >>> logits = teacher.predict(torch.tensor([[3.0], [2.0]]))
-        >>> round(teacher.pull(arriving=1).item(), 4)  # 0.5 · (1.0 · 2.0)², of the replayed sample
-        2.0
+        >>> round(teacher.pull(arriving=1).item(), 4)  # 0.5 · (1 - 0.9) · (1.0 · 2.0)²
+        0.2
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Teacher:
                 "set average too, 0.99 for example, or leave teacher 0"
             )
         self._learner, self._strength, self._loss, self._on = learner, strength, loss, on
+        self._average = learner.average
         self._last: tuple[Tensor, Tensor] | None = None
 
     def predict(self, x: Tensor) -> Tensor:
@@ -70,7 +74,7 @@ class Teacher:
         return logits
 
     def pull(self, arriving: int) -> Tensor:
-        """Return strength · D for the samples of the last `predict`; 0 where none are taught.
+        """Return strength · (1 - αⁿ) · D of the last `predict`; 0 where no sample is taught.
 
         Args:
             arriving: how many samples, the first, are not replayed.
@@ -84,9 +88,11 @@ class Teacher:
             return logits.new_zeros(())
         targets = self._learner.forward_average(seen)
         if self._loss == "mse":
-            return self._strength * mse_loss(logits, targets)
-        now, average = logits.log_softmax(1), targets.log_softmax(1)
-        return self._strength * kl_div(now, average, log_target=True, reduction="batchmean")
+            apart = mse_loss(logits, targets)
+        else:
+            now, average = logits.log_softmax(1), targets.log_softmax(1)
+            apart = kl_div(now, average, log_target=True, reduction="batchmean")
+        return self._strength * self._average.weight.to(apart) * apart
 
     def discard(self) -> None:
         """Forget the last `predict`."""
