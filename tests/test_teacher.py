@@ -30,6 +30,7 @@ from syngap import methods
 from syngap.errors import UserError
 from syngap.methods import Learner, Method
 from syngap.methods.average import Average, warn_if_long
+from syngap.methods.teacher import Teacher
 from syngap.streams import Batch
 
 RETENTION, STRENGTH, RATE, REPLAY = 0.6, 0.4, 0.2, 4
@@ -105,8 +106,10 @@ class ByHand:
         self.pulled = 0.0
 
     def loss(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
-        seen_share = 1 - RETENTION ** len(self.path)
-        return self.own_loss(batch, drawn) + STRENGTH * seen_share * self.pull(batch, drawn)
+        own = self.own_loss(batch, drawn)
+        if 1 - RETENTION ** len(self.path) < 0.5:
+            return own
+        return own + STRENGTH * self.pull(batch, drawn)
 
     def pull(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
         taught = [*([batch.x] if self.on == "all" else []), *(past["x"] for past in drawn)]
@@ -318,3 +321,20 @@ def test_an_average_that_fits_its_tasks_does_not_warn(retention: float, ends: li
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_long(retention, ends)
+
+
+def test_a_young_average_whose_logits_overflow_does_not_teach() -> None:
+    """The running statistics of a new network can make them infinite."""
+    stream = pictures()
+    made = learner(stream)
+    made.average = Average(made.model, 0.9)
+    made.follow()
+    with torch.no_grad():
+        for parameter in made.average.model.parameters():
+            parameter.fill_(torch.inf)
+    teacher = Teacher(made, 1.0, "mse", "all")
+    teacher.predict(stream[0].x)
+    pull = teacher.pull(arriving=0)
+    pull.backward()
+    assert pull.item() == 0.0
+    assert all(bool((p.grad == 0).all()) for p in made.parameters() if p.grad is not None)

@@ -3,13 +3,14 @@
 The average of the weights (`average`) forgets more slowly than the newest weights do. With it as
 the teacher, a method minimizes
 
-    loss + strength · (1 - αⁿ) · D(average's logits, logits)
+    loss + strength · D(average's logits, logits)
 
 over the replayed samples, or over all of a step. D is the mean squared error over samples and
 classes ("mse"), or KL(average || now), the mean over samples ("kl"). The average sees the same
-augmented samples, in evaluation mode, and no gradient flows into it. The pull grows with the part
-of its span that the average has seen in n steps: a young average knows little, and its running
-statistics of norms are still those of a new network, so that its logits may be huge.
+augmented samples, in evaluation mode, and no gradient flows into it. The pull
+begins when the average has seen half of its span, 1 - αⁿ ≥ 0.5 after n steps (69 of them for 0.99):
+the running statistics of a younger one are still those of a new network, and its logits may be
+huge.
 
 CLS-ER (Arani, Sarfraz and Zonooz 2022) is a relative: it keeps two averages, and for each replayed
 sample the one that is surer of the label teaches.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, mse_loss
 
@@ -29,6 +31,8 @@ __all__ = ["TaughtSamples", "Teacher", "TeacherLoss"]
 
 TeacherLoss: TypeAlias = Literal["mse", "kl"]
 TaughtSamples: TypeAlias = Literal["replay", "all"]
+
+_TEACHES_FROM = 0.5  # the part of its span that the average has seen
 
 
 class Teacher:
@@ -44,14 +48,14 @@ class Teacher:
         >>> import torch
         >>> from syngap.methods.average import Average
         >>> learner = Learner(torch.nn.Linear(1, 2, bias=False), lambda x, generator: x)
-        >>> learner.average = Average(learner.model, 0.9)
+        >>> learner.average = Average(learner.model, 0.5)
         >>> learner.follow()
         >>> with torch.no_grad():
         ...     _ = learner.model.weight.add_(1.0)  # the average stays behind
         >>> teacher = Teacher(learner, 0.5, "mse", "replay")
         >>> logits = teacher.predict(torch.tensor([[3.0], [2.0]]))
-        >>> round(teacher.pull(arriving=1).item(), 4)  # 0.5 · (1 - 0.9) · (1.0 · 2.0)²
-        0.2
+        >>> round(teacher.pull(arriving=1).item(), 4)  # 0.5 · (1.0 · 2.0)², of the replayed sample
+        2.0
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Teacher:
         return logits
 
     def pull(self, arriving: int) -> Tensor:
-        """Return strength · (1 - αⁿ) · D of the last `predict`; 0 where no sample is taught.
+        """Return strength · D of the last `predict`; 0 where no sample is taught.
 
         Args:
             arriving: how many samples, the first, are not replayed.
@@ -86,13 +90,15 @@ class Teacher:
         self.discard()
         if not len(seen):  # nothing to replay yet
             return logits.new_zeros(())
-        targets = self._learner.forward_average(seen)
+        # Before it teaches, the average's logits may overflow: times zero they would be NaN.
+        teaches = self._average.weight >= _TEACHES_FROM
+        targets = torch.where(teaches, self._learner.forward_average(seen), logits.detach())
         if self._loss == "mse":
             apart = mse_loss(logits, targets)
         else:
             now, average = logits.log_softmax(1), targets.log_softmax(1)
             apart = kl_div(now, average, log_target=True, reduction="batchmean")
-        return self._strength * self._average.weight.to(apart) * apart
+        return self._strength * apart
 
     def discard(self) -> None:
         """Forget the last `predict`."""
