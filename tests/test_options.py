@@ -273,7 +273,7 @@ def test_what_has_no_annotation_takes_anything() -> None:
         (str | None, "text or nothing (null)"),
         (Optional[Count], "a whole number ≥ 1 or nothing (null)"),  # noqa: UP045
         (Literal["a", 1, True], 'one of "a", 1, true'),
-        (Literal["a"] | None, 'one of "a" or nothing (null)'),
+        (Literal["a"] | None, '"a" or nothing (null)'),
         (list, "a list"),
         (list[Positive], "a list, each a positive number"),
         (tuple[int, ...], "a list, each a whole number"),
