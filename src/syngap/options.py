@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 LARGEST_INTEGER = 1 << 63  # whole numbers, either way
-LARGEST_FLOAT = 3.4028234663852886e38  # of 32-bit arithmetic, in which networks compute
+SMALLEST, LARGEST = 1e-30, 1e30  # of numbers: 32 bits, with room for products of two or three
 LARGEST_SEED = (1 << 32) - 1  # which every random number generator takes; torch's takes more
 DEEPEST = 64  # values within values
 
@@ -254,9 +254,10 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _check_floats(value: Any) -> None:
+    """Refuse numbers that overflow, or vanish, in the 32 bits that networks compute in."""
     for leaf in _leaves(value):
-        if isinstance(leaf, float) and abs(leaf) > LARGEST_FLOAT:
-            raise ValueError(f"networks compute with numbers up to {LARGEST_FLOAT:.2g}")
+        if isinstance(leaf, float) and leaf and not SMALLEST <= abs(leaf) <= LARGEST:
+            raise ValueError(f"a number is 0, or between {SMALLEST} and {LARGEST} in size")
 
 
 def _leaves(value: Any) -> Iterator[Any]:

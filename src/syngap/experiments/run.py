@@ -142,8 +142,10 @@ def _check_network(build: Callable[[], nn.Module], name: str) -> None:
     try:
         with torch.device("meta"):
             parameters = list(build().parameters())
-    except Exception:  # one that looks at its values, or that cannot be built: the build will say
-        return
+    except Exception as error:
+        if "overflow" in str(error):  # its size has more than 64 bits
+            raise UserError(f"{name} cannot be made ({error}); make it smaller") from error
+        return  # it looks at its values, or cannot be built: then the build will say why
     needed = 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     if needed > (limit := memory_limit()):
         count = sum(parameter.numel() for parameter in parameters)

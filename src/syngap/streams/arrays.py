@@ -88,7 +88,8 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
         tasks: how many, of equal numbers of classes.
     """
     place = places.named(data, path)
-    places.check_plain(place)
+    if not place.is_file():
+        raise UserError(f"stream.path: {place} is not a plain file")
     if not zipfile.is_zipfile(place):
         raise UserError(f"stream.path: {place} is not an .npz file, as numpy.savez writes them")
     try:
