@@ -12,23 +12,24 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-import click
 import numpy as np
 import pytest
-import typer
 import yaml
 from fuzz.guard import Hang, limited
 from PIL import Image
 from tiny import TINY, called, tree, written
+from typer.models import OptionInfo
 
 from syngap import cli, methods, models, registry, streams
 from syngap.errors import UserError
 from syngap.experiments import engine
 from syngap.experiments.config import Experiment, Training
 from syngap.experiments.engine import Event
+from syngap.experiments.environment import memory_limit
 from syngap.experiments.folder import read_runs
 from syngap.experiments.plan import make_plan
 from syngap.experiments.tuning.trials import diverged
@@ -39,7 +40,7 @@ from syngap.report.rows import rows
 SECONDS = 20.0  # for one value; all that is legitimate here takes a tenth of one
 
 NUMBERS: list[Any] = [
-    *(2**31, 2**63, 2**64, 10**30, 1e308, 3e38, 1e-300),
+    *(1e308, 3e38, 10**30, 2**64, 2**63, 2**31, 1e-300),  # the largest that is taken is run
     *(-1, -(2**63), -(2**64), -0.5, 0, 1, 0.5, 1.5),
     *(math.nan, math.inf, -math.inf, True, False),
 ]
@@ -151,7 +152,7 @@ def refusal(act: Callable[[], Any]) -> str:
 SEEN: set[str] = set()
 
 
-def tried(mapping: dict[str, Any], data: Path, out: Path) -> str:
+def tried(mapping: dict[str, Any], data: Path, out: Path, *, run: bool = True) -> str:
     """Run the experiment, and return the refusal; what is not refused ends, and is readable."""
     before = tree(out.parent)
     said = refusal(lambda: make_plan(Experiment.from_mapping(mapping), out, data=data))
@@ -162,7 +163,7 @@ def tried(mapping: dict[str, Any], data: Path, out: Path) -> str:
     text = yaml.safe_dump(experiment.as_mapping(), sort_keys=False)
     assert Experiment.from_mapping(yaml.safe_load(text)) == experiment
     runs = json.dumps(experiment.runs())
-    if runs in SEEN:
+    if runs in SEEN or not run:
         return ""
     SEEN.add(runs)
     plan = make_plan(experiment, out, data=data)
@@ -179,7 +180,6 @@ def tried(mapping: dict[str, Any], data: Path, out: Path) -> str:
     table.markdown(rows(found))
     again = make_plan(experiment, out, data=data, if_there="resume")
     assert [job.name for job in again.jobs] == [e.job.name for e in ended if e.kind == "failed"]
-    shutil.rmtree(out)
     return ""
 
 
@@ -193,15 +193,200 @@ def test_a_value_is_refused_by_name_or_gives_runs_that_end(
         lambda: make_plan(Experiment.from_mapping(mapping), tmp_path / "out", data=data)
     )
     named = [".".join(path[: depth + 1]) for depth in range(len(path))]
-    faults = []
     complete: Any = Experiment.from_mapping(mapping).as_mapping()
     for key in path:
         complete = complete[key]
+    faults: list[str] = []
+    large_taken = False
     for value in [*REPLACEMENTS, *(IN_LISTS if isinstance(complete, list) else ())]:
-        try:
-            said = tried(put(mapping, path, value), data, tmp_path / "out")
+        large = isinstance(value, (int, float)) and value >= 2**31
+        changed = put(mapping, path, value)
+        with noted(faults, value):
+            said = tried(changed, data, tmp_path / "out", run=not (large and large_taken))
+            large_taken = large_taken or (large and not said)
             assert not said or said == without_data or any(name in said for name in named), said
-        except (Exception, Hang) as error:
-            faults.append(f"{shown(value)}: {type(error).__name__}: {error}"[:600])
-            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert not faults, "\n".join([".".join(path), *faults])
+
+
+@contextmanager
+def noted(faults: list[str], value: Any) -> Iterator[None]:
+    """Add what goes wrong with `value` to `faults`, so that all values of a key are tried."""
+    try:
+        yield
+    except (Exception, Hang) as error:
+        faults.append(f"{shown(value)}: {type(error).__name__}: {error}"[:600])
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def number_options() -> Iterator[tuple[str, str]]:
+    """Every option that takes a number, or text that stands for some, with its command."""
+    for registered in cli.app.registered_commands:
+        assert registered.callback
+        for kind in get_type_hints(registered.callback, include_extras=True).values():
+            info = next((one for one in get_args(kind) if isinstance(one, OptionInfo)), None)
+            if info:
+                option = str(info.default)  # where typer keeps the name of one that is annotated
+                plain_kinds = {get_args(kind)[0], *get_args(get_args(kind)[0])}
+                if plain_kinds & {int, float} or option in ("--workers", "--seeds"):
+                    yield registered.name or registered.callback.__name__, option
+
+
+OPTIONS = list(number_options())
+ARGUMENTS = {"data": ["core50"], "demo": [], "doctor": []}  # others take an experiment or a folder
+
+
+def test_the_options_that_take_numbers_are_found() -> None:
+    found = {option for _, option in OPTIONS}
+    assert {"--workers", "--seeds", "--seed", "--trials", "--points", "--hung-after"} <= found
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+@pytest.mark.parametrize(
+    "value", [str(10**31), "9" * 5000, "nan", "inf", "-1", "1e400", "text", ""]
+)
+def test_a_number_on_the_command_line_is_refused_by_its_option(
+    command: str,
+    option: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    before = tree(tmp_path)
+    arguments = ARGUMENTS.get(command, ["tiny.yaml"])
+    code, printed, said = called(capsys, command, *arguments, f"{option}={value}")
+    assert (code, printed) == (2, "")
+    assert len(said.splitlines()) == 1, said
+    assert option.lstrip("-") in said, said
+    assert len(said) < 1000, said
+    assert tree(tmp_path) == before
+
+
+def test_as_many_workers_as_a_file_can_record_leave_a_run_that_can_be_read(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "run_local", lambda jobs, workers, on_event, following: [
+        engine.attempt(job, on_event, workers) for job in jobs
+    ])  # fmt: skip
+    (tmp_path / "every.yaml").write_text(yaml.safe_dump(BASE))
+    command = ["run", tmp_path / "every.yaml", "--data", data, "--out", tmp_path / "out"]
+    assert called(capsys, *command, "--workers", 2**63 - 1)[0] == 0
+    assert called(capsys, "report", tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["run", "tiny.yaml", "--methods", "er", "sgd"], "--methods er,sgd"),
+        (["run", "tiny.yaml", "--methods", "er,", "sgd", "--seeds", "0"], "--methods er,sgd"),
+        (["run", "tiny.yaml", "--seeds=0", "1"], "--seeds 0,1"),
+        (["demo", "--seeds", "0", "1"], "--seeds 0,1"),
+        (["run", "tiny.yaml", "--log", "wandb", "mlflow"], "--log wandb,mlflow"),
+        (["reproduce", "digits", "--row", "er", "syngap"], "--row er,syngap"),
+        (["run", "tiny.yaml", "more"], ""),
+    ],
+    ids=" ".join,
+)
+def test_a_list_with_a_space_in_place_of_a_comma_is_told_of_the_comma(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = called(capsys, *given)
+    assert code == 2
+    assert "extra argument" in said
+    assert ("; a list has commas and no spaces: " in said) == bool(words)
+    assert words in said
+
+
+# Reported once ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.threads=1000000",
+        f"methods.er.buffer={2**50}",
+        f"stream.batch={2**64}",
+        "methods.er.lr=1e308",
+        "model.hidden=[100000000000]",
+    ],
+)
+def test_a_mistake_in_the_configuration_is_reported_once_however_many_runs_it_concerns(
+    setting: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["run", written(tmp_path), "--methods", "er", "--seeds", "0..4", "--out", "out"]
+    code, _, said = called(capsys, *command, "--set", setting)
+    assert (code, len(said.splitlines())) == (2, 1)
+    assert said.startswith(f"syngap: {setting.partition('=')[0].partition('.hidden')[0]}")
+    assert not (tmp_path / "out").exists()
+
+
+# Python -------------------------------------------------------------------------------------------
+
+
+def test_python_meets_the_same_door() -> None:
+    experiment = Experiment.from_mapping(TINY)
+    for seeds in ([2**32], [-1], [True], [0, 0], []):
+        with pytest.raises(UserError, match="seeds: got"):
+            experiment.select(None, seeds)
+    assert experiment.select(None, [2**32 - 1]).seeds == [2**32 - 1]
+    with pytest.raises(UserError, match=r"training\.threads: got 1025, expected .* from 1 to 1024"):
+        Training(threads=1025)
+    with pytest.raises(UserError, match="seed: got 4294967296"):
+        streams.load("digits", seed=2**32)
+    with pytest.raises(UserError, match=r"stream\.batch: got .*64 bits"):
+        streams.load("digits", batch=2**64)
+
+
+# Real causes --------------------------------------------------------------------------------------
+
+
+def test_a_package_that_is_there_and_fails_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails_to_start.py").write_text("raise ImportError('no thread can be started')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"--log: .* fails \(no thread can be started\)") as caught:
+        registry.import_or_refuse("fails_to_start", "--log", "pip install fails_to_start")
+    assert "pip install" not in str(caught.value)
+    with pytest.raises(UserError, match="No module named 'not_there'; pip install not_there"):
+        registry.import_or_refuse("not_there", "--log", "pip install not_there")
+
+
+def test_the_digits_say_why_scikit_learn_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(name: str) -> Any:
+        raise ImportError("no thread can be started")
+
+    monkeypatch.setattr(registry, "import_module", fails)
+    with pytest.raises(UserError, match="no thread can be started") as caught:
+        streams.registry.get("digits")(0, None)
+    assert "pip install" not in str(caught.value)
+
+
+def test_arrays_that_do_not_fit_are_not_said_to_be_damaged(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("syngap.streams.arrays._check_sizes", fails)
+    with pytest.raises(UserError, match="need more memory than there is"):
+        streams.load("npz", data=data, path="data.npz", tasks=2)
+
+
+def test_the_memory_of_a_container_is_that_of_the_machine_at_most(tmp_path: Path) -> None:
+    whole = memory_limit(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path) == whole
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory_limit(tmp_path) == 1000
