@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -379,7 +380,8 @@ def test_arrays_that_do_not_fit_are_not_said_to_be_damaged(
     def fails(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("syngap.streams.arrays._check_sizes", fails)
+    module = import_module("syngap.streams.arrays")  # the function has its name in the package
+    monkeypatch.setattr(module, "_check_sizes", fails)
     with pytest.raises(UserError, match="need more memory than there is"):
         streams.load("npz", data=data, path="data.npz", tasks=2)
 
