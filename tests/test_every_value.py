@@ -174,7 +174,7 @@ def tried(mapping: dict[str, Any], data: Path, out: Path, *, run: bool = True) -
             heard: list[Event] = []
             engine.attempt(job, heard.append)
             ended.append(heard[-1])
-    for event in ended:  # a learning rate of 1e38 is no mistake of form
+    for event in ended:  # a learning rate of 1e30 is no mistake of form
         assert event.kind == "done" or diverged(event.message), event.message
     found = read_runs(out)
     assert {run.path.name for run in found} == {job.name for job in plan.jobs}
