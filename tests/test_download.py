@@ -29,6 +29,7 @@ class Server:
     ranges: bool = True
     closes_after: int | None = None
     status: int | None = None
+    length: str | None = None
     asked: list[str | None] = field(default_factory=list)
     url: str = ""
 
@@ -53,7 +54,7 @@ def server() -> Iterator[Server]:
             self.send_response(206 if wanted and state.ranges else 200)
             if wanted and state.ranges:
                 self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-            self.send_header("Content-Length", str(total - start))
+            self.send_header("Content-Length", state.length or str(total - start))
             self.end_headers()
             self.wfile.write(body[start : start + (state.closes_after or total)])
             return None
@@ -131,6 +132,16 @@ def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> N
     known = published(server, SMALL)
     assert fetch("cifar100", tmp_path, known=known) == fetch("cifar100", tmp_path, known=known)
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", "1e9", "9" * 5000])
+def test_a_length_that_is_no_number_is_said_to_be_that(
+    length: str, server: Server, tmp_path: Path
+) -> None:
+    server.length = length
+    with refused("Content-Length", length[:3], "expected a number of bytes"):
+        fetch("cifar100", tmp_path, known=published(server, SMALL))
+    assert names(tmp_path) == set()
 
 
 def test_a_folder_that_is_not_complete_is_said_and_left_alone(

@@ -66,7 +66,7 @@ def example(learner: Any, *, lr: Positive = 0.1, name: str, hidden: list[Count] 
     [
         (Count, [1, 10**12], [0, -1]),
         (Natural, [0, 7], [-1]),
-        (Positive, [1e-300, 3, 1e9], [0, 0.0, -1e-9]),
+        (Positive, [1e-30, 3, 1e30], [0, 0.0, -1e-9]),
         (NonNegative, [0, 0.0, 5], [-1e-9]),
         (Share, [0, 0.5, 1], [-0.01, 1.01]),
         (Proportion, [0.01, 0.99], [0, 1, 2]),
@@ -273,7 +273,7 @@ def test_what_has_no_annotation_takes_anything() -> None:
         (str | None, "text or nothing (null)"),
         (Optional[Count], "a whole number ≥ 1 or nothing (null)"),  # noqa: UP045
         (Literal["a", 1, True], 'one of "a", 1, true'),
-        (Literal["a"] | None, 'one of "a" or nothing (null)'),
+        (Literal["a"] | None, '"a" or nothing (null)'),
         (list, "a list"),
         (list[Positive], "a list, each a positive number"),
         (tuple[int, ...], "a list, each a whole number"),

@@ -224,7 +224,7 @@ def test_a_trial_that_diverges_counts_as_the_worst(here: Path, call: Call) -> No
 
 
 def test_where_every_trial_diverges_nothing_is_chosen(here: Path, call: Call) -> None:
-    written(here, f"search={SEARCH}", "search.spaces.sgd={lr: {log: [1.0e+30, 1.0e+31]}}")
+    written(here, f"search={SEARCH}", "search.spaces.sgd={lr: {log: [1.0e+29, 1.0e+30]}}")
     code, printed, _ = call(*TUNE, "--methods", "sgd")
     assert code == 0
     assert "sgd: 3 of 3 trials diverged" in printed

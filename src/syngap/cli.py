@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from annotated_types import Ge, Le
 
 from syngap import __version__
 from syngap.errors import UserError
+from syngap.options import Count, NonNegative, Says, Seed, check_value
 
 if TYPE_CHECKING:
     from syngap.experiments.cluster import Cluster
@@ -53,6 +55,21 @@ class Engine(str, Enum):
     ray = "ray"
 
 
+_LISTS = ("SEEDS", "ROWS", "LOGGERS")  # the metavars of options that take several, with commas
+
+
+_Points = Annotated[int, Ge(2), Le(1001), Says("a whole number from 2 to 1001")]
+
+
+def _number(kind: Any) -> Callable[[typer.CallbackParam, Any], Any]:
+    """Return what checks an option by the rule for configurations: to be one of the type `kind`."""
+
+    def check(param: typer.CallbackParam, value: Any) -> Any:
+        return None if value is None else check_value(value, kind, param.opts[0])
+
+    return check
+
+
 _Seeds = Annotated[
     str | None, typer.Option("--seeds", help="such as 0..4 or 0,3,7", metavar="SEEDS")
 ]
@@ -60,20 +77,12 @@ _Methods = Annotated[
     str | None,
     typer.Option("--methods", help="rows of the experiment, such as er,syngap", metavar="ROWS"),
 ]
-
-
-def _auto_or_number(workers: str) -> str:
-    if workers != "auto" and not (workers.isdecimal() and int(workers) >= 1):
-        raise UserError(f'--workers: got "{workers}", expected auto or a whole number from 1')
-    return workers
-
-
 _Workers = Annotated[
     str,
     typer.Option(
         "--workers",
         metavar="N",
-        callback=_auto_or_number,
+        callback=_number(Literal["auto"] | Count),
         help="runs at a time; auto is as many as fit",
     ),
 ]
@@ -82,7 +91,7 @@ _HungAfter = Annotated[
     typer.Option(
         "--hung-after",
         metavar="SECONDS",
-        min=0,
+        callback=_number(NonNegative),
         help="stop a run of which nothing is heard for so long; 1800 by default, 0 never",
     ),
 ]
@@ -182,7 +191,10 @@ def tune(
     settings: _Set = None,
     methods: _Methods = None,
     trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="of every row, in place of the file's")
+        int | None,
+        typer.Option(
+            "--trials", callback=_number(Count), help="of every row, in place of the file's"
+        ),
     ] = None,
     workers: _Workers = "auto",
     out: Annotated[
@@ -199,11 +211,13 @@ def tune(
     hung_after: _HungAfter = None,
 ) -> None:
     """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
+    from syngap.experiments.tuning.search import Trials
     from syngap.experiments.tuning.study import Tuning
 
     if_there, again = _if_there(resume, fresh)
     whole = _chosen(experiment, settings or (), None, None, data)
     if trials and whole.search:
+        trials = check_value(trials, Trials, "--trials")
         whole = replace(whole, search=replace(whole.search, trials=trials))
     folder = out or Path("runs") / f"{whole.name}-search"
     with _cluster(engine, address, hung_after) as cluster:
@@ -309,7 +323,8 @@ def reproduce(
         typer.Option("--row", metavar="ROWS", help="er,syngap by default, or all"),
     ] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="how many of the recorded seeds")
+        int,
+        typer.Option("--seeds", callback=_number(Count), help="how many of the recorded seeds"),
     ] = 1,
     data: _Data = None,
     results: _Results = Path("results"),
@@ -339,14 +354,18 @@ def reproduce(
 def landscape(
     experiment: _Experiment,
     methods: _Methods = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="of the runs")] = 0,
+    seed: Annotated[int, typer.Option("--seed", callback=_number(Seed), help="of the runs")] = 0,
     settings: _Set = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="folder; runs/NAME/landscapes by default")
     ] = None,
     data: _Data = None,
-    points: Annotated[int, typer.Option("--points", min=2, help="of the grid, each way")] = 31,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="of task 1, at most")] = 1000,
+    points: Annotated[
+        int, typer.Option("--points", callback=_number(_Points), help="of the grid, each way")
+    ] = 31,
+    samples: Annotated[
+        int, typer.Option("--samples", callback=_number(Count), help="of task 1, at most")
+    ] = 1000,
     random: Annotated[
         bool, typer.Option("--random", help="also in a plane of two random directions")
     ] = False,
@@ -374,7 +393,9 @@ def data(
     to: Annotated[
         Path | None, typer.Option("--to", help="folder to put it in; the cache by default")
     ] = None,
-    size: Annotated[int, typer.Option("--size", help="CORe50: 128 or 32 pixels")] = 128,
+    size: Annotated[
+        int, typer.Option("--size", callback=_number(Count), help="CORe50: 128 or 32 pixels")
+    ] = 128,
 ) -> None:
     """Download a data set, check it and say where it is."""
     from rich.console import Console
@@ -442,7 +463,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        return _refused(error.format_message())  # the parser's own complaints
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        message = error.format_message()  # the parser's own complaints
+        context = getattr(error, "ctx", None) if "extra argument" in message else None
+        return _refused(message + _list_hint(context, given))
+
+
+def _list_hint(context: Any, given: Sequence[str]) -> str:
+    """Return how a list is written, where one was given with a space in place of a comma."""
+    params = context.command.params if context else ()
+    lists = {name for param in params if param.metavar in _LISTS for name in param.opts}
+    for place, word in enumerate(given):
+        option, equals, value = word.partition("=")
+        words = [*([value] if equals else []), *given[place + 1 :]][:2]
+        if option in lists and len(words) == 2 and not words[1].startswith("-"):
+            return f"; a list has commas and no spaces: {option} {words[0].strip(',')},{words[1]}"
+    return ""
 
 
 def _refused(message: str, code: int = 2) -> int:

@@ -4,6 +4,9 @@ A method, stream or network is a callable; its keyword-only arguments with their
 defaults are all there is to say about its options, so adding one touches one file. The names below
 are annotations whose violation reads well: `lr: Positive` answers `got "fast", expected a positive
 number`.
+
+Whatever its type, a value must be one that a file can hold (`plain`), since it is recorded, and a
+number must be one that a network can compute with.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -28,11 +32,19 @@ __all__ = [
     "Positive",
     "Proportion",
     "Retention",
+    "Seed",
     "Share",
+    "check_value",
     "checked",
     "defaults",
+    "plain",
     "signature",
 ]
+
+LARGEST_INTEGER = 1 << 63  # whole numbers, either way
+SMALLEST, LARGEST = 1e-30, 1e30  # of numbers: 32 bits, with room for products of two or three
+LARGEST_SEED = (1 << 32) - 1  # which every random number generator takes; torch's takes more
+DEEPEST = 64  # values within values
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,9 @@ class Says:
 
 Count: TypeAlias = Annotated[int, Ge(1), Says("a whole number ≥ 1")]
 Natural: TypeAlias = Annotated[int, Ge(0), Says("a whole number ≥ 0")]
+Seed: TypeAlias = Annotated[
+    int, Ge(0), Le(LARGEST_SEED), Says(f"a whole number from 0 to {LARGEST_SEED}")
+]
 Positive: TypeAlias = Annotated[float, Gt(0), Says("a positive number")]
 NonNegative: TypeAlias = Annotated[float, Ge(0), Says("a number ≥ 0")]
 Share: TypeAlias = Annotated[float, Ge(0), Le(1), Says("a number between 0 and 1")]
@@ -122,7 +137,7 @@ def checked(
     complete = {}
     for name, (kind, default) in allowed.items():
         if name in given:
-            complete[name] = _value(given[name], kind, f"{path}.{name}")
+            complete[name] = check_value(given[name], kind, f"{path}.{name}")
         elif default is inspect.Parameter.empty:
             raise UserError(f"{path}.{name}: missing, expected {expected(kind)}")
         else:
@@ -143,7 +158,8 @@ def expected(kind: Any) -> str:
         said = [part.text for part in get_args(kind) if isinstance(part, Says)]
         return said[0] if said else expected(get_args(kind)[0])
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(json.dumps(value) for value in get_args(kind))
+        values = [json.dumps(value) for value in get_args(kind)]
+        return f"one of {', '.join(values)}" if values[1:] else values[0]
     if get_origin(kind) in (Union, types.UnionType):
         parts = [
             "nothing (null)" if part is type(None) else expected(part) for part in get_args(kind)
@@ -160,7 +176,10 @@ def shown(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):  # dates as keys, a YAML alias of itself
-        text = repr(value)
+        try:
+            text = repr(value)
+        except ValueError:  # Python writes no number of more than 4300 digits
+            text = "a value too long to write"
     return _line(text)
 
 
@@ -174,16 +193,81 @@ def _line(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
-def _value(given: Any, kind: Any, path: str) -> Any:
+def check_value(given: Any, kind: Any, path: str) -> Any:
+    """Return `given` as a value of the type `kind`; UserError where it is none.
+
+    Args:
+        given: from a file, the command line or Python.
+        kind: a type, such as `Count`.
+        path: what a message calls it, such as "stream.batch" or "--workers".
+
+    Examples:
+        >>> check_value("8", Count, "--workers")
+        8
+        >>> check_value(2**64, Count, "--workers")
+        Traceback (most recent call last):
+        syngap.errors.UserError: --workers: got 18446744073709551616, expected a whole number ≥ 1; \
+a whole number has at most 64 bits
+    """
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     refused = UserError(f"{path}: got {shown(given)}, expected {expected(kind)}")
     parts = given if isinstance(given, list) else [given]
     if any(isinstance(part, bool) for part in parts) and not _takes_bool(kind):
         raise refused  # pydantic would read true as 1.0
     try:
-        return adapter.validate_python(given)
-    except ValidationError:
+        value = adapter.validate_python(given)
+    except ValidationError:  # says in Python's words what the message says in the user's
         raise refused from None
+    try:
+        plain(value)
+        _check_floats(value)
+    except ValueError as error:
+        raise UserError(f"{refused}; {error}") from error
+    return value
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return `value` where it is made of what both YAML and JSON know; ValueError otherwise.
+
+    That is mappings from text, lists, text, true and false, nothing, and numbers: finite ones, and
+    whole ones of 64 bits. It is the one rule for what is written and for what is read back.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"values within values, more than {DEEPEST} deep")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{key!a:.80} is no name")
+            key.encode()
+        return {key: plain(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner, depth + 1) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    if isinstance(value, int) and not -LARGEST_INTEGER <= value < LARGEST_INTEGER:
+        raise ValueError("a whole number has at most 64 bits")
+    if isinstance(value, str):
+        value.encode()  # which half a character cannot be
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"a {type(value).__name__} is no plain value")
+
+
+def _check_floats(value: Any) -> None:
+    """Refuse numbers that overflow, or vanish, in the 32 bits that networks compute in."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, float) and leaf and not SMALLEST <= abs(leaf) <= LARGEST:
+            raise ValueError(f"a number is 0, or between {SMALLEST} and {LARGEST} in size")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
 
 
 def _takes_bool(kind: Any) -> bool:

@@ -9,12 +9,13 @@ Another package offers a method, a stream or a network in its own pyproject.toml
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from syngap.errors import UserError, nearest
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "import_or_refuse"]
 
 
 class Registry:
@@ -46,12 +47,39 @@ class Registry:
         try:
             found: Callable[..., Any] = entries[name].load()
         except Exception as error:
-            where = entries[name].value
+            reason = str(error) or type(error).__name__
             raise UserError(
-                f'{self.kind} "{name}" cannot be imported from {where}: {error}'
+                f'{self.kind} "{name}" cannot be imported from {entries[name].value}: {reason}'
             ) from error
         return found
 
     def _entries(self) -> dict[str, EntryPoint]:
         added = {entry.name: entry for entry in entry_points(group=self.group)}
         return {**self._builtin, **{n: e for n, e in added.items() if n not in self._builtin}}
+
+
+def import_or_refuse(module: str, asked_by: str, install: str) -> Any:
+    """Import and return `module`; UserError with the reason where that fails.
+
+    Only where a module is missing does the message say how to install it: one that is there and
+    fails (no memory for its threads, a library of another version) is not mended by that.
+
+    Args:
+        module: with its package, "sklearn.datasets".
+        asked_by: what needs it, such as an option; the message begins with it.
+        install: the command that brings it.
+
+    Examples:
+        >>> import_or_refuse("nowhere", "--log", "pip install nowhere")
+        Traceback (most recent call last):
+        syngap.errors.UserError: --log: No module named 'nowhere'; pip install nowhere brings it
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{asked_by}: {error}; {install} brings it") from error
+    except Exception as error:  # a broken package raises anything
+        reason = str(error) or type(error).__name__
+        raise UserError(
+            f"{asked_by}: {module} is installed, but importing it fails ({reason})"
+        ) from error

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from annotated_types import Ge, Le
 
 from syngap import methods, models, streams
 from syngap.errors import UserError, nearest
@@ -36,7 +37,16 @@ from syngap.experiments.given import (
 from syngap.experiments.reading import BoundedLoader, text_in
 from syngap.experiments.tuning.search import Search
 from syngap.methods.learner import NonFinite, Precision
-from syngap.options import Count, Natural, NonNegative, checked, defaults, named, shown, signature
+from syngap.options import (
+    Natural,
+    NonNegative,
+    Says,
+    checked,
+    defaults,
+    named,
+    shown,
+    signature,
+)
 from syngap.streams import Stream
 
 __all__ = [
@@ -77,11 +87,14 @@ class Training:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = "fp32"
     captured: bool = True
-    threads: Count = 1
+    threads: Annotated[int, Ge(1), Le(1024), Says("a whole number from 1 to 1024")] = 1
     deterministic: bool = False
     non_finite: NonFinite = "raise"
     evaluate_every: Natural = 0
     checkpoint_seconds: NonNegative = 60.0
+
+    def __post_init__(self) -> None:
+        checked(vars(self), signature(type(self)), "training")
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,9 @@ class Experiment:
     methods: dict[str, dict[str, Any]]
     seeds: list[int] = field(default_factory=lambda: [0])
     search: Search | None = None
+
+    def __post_init__(self) -> None:
+        seeds_in(self.seeds)
 
     @classmethod
     def from_mapping(cls, given: Any) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shlex
@@ -17,10 +18,19 @@ import torch
 import syngap
 from syngap.errors import UserError
 
-__all__ = ["arithmetic", "chosen_device", "environment", "now", "portable", "processor"]
+__all__ = [
+    "arithmetic",
+    "chosen_device",
+    "environment",
+    "memory_limit",
+    "now",
+    "portable",
+    "processor",
+]
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _REPEATS = ":4096:8"  # one of the two values with which cuBLAS does; the other is slower
+_GROUPS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, version 2 and 1
 _OURS = {"--data": "DATA", "--out": "OUT", "--address": "ADDRESS"}
 
 
@@ -116,12 +126,30 @@ def _last_name(text: str) -> str:
     return text
 
 
+def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the bytes of memory of this machine or container, ∞ where the system does not say.
+
+    Args:
+        groups: where Linux says what a container may have.
+    """
+    names = getattr(os, "sysconf_names", ())  # Windows has none
+    known = [_text(groups / limit).strip() for limit in _GROUPS]
+    found = [float(text) for text in known if text.isdecimal()]  # "max" is no limit
+    if "SC_PHYS_PAGES" in names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=math.inf)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def processor() -> str:
     """Return the CPU's name as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

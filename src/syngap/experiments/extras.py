@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-from syngap.errors import UserError
+from syngap.registry import import_or_refuse
 
 __all__ = ["needed"]
 
 
 def needed(module: str, extra: str) -> Any:
-    """Import and return `module`; UserError with the extra that brings it where it is missing.
+    """Import and return `module`; UserError with the extra that brings it, or why it fails.
 
     Examples:
         >>> needed("json.decoder", "ray").__name__
         'json.decoder'
     """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise UserError(f"{extra}: {error}; pip install 'syngap[{extra}]' brings it") from error
+    return import_or_refuse(module, extra, f"pip install 'syngap[{extra}]'")

@@ -34,6 +34,6 @@ def check_format(found: Mapping[str, Any], where: Path | str, known: int = FORMA
         raise UserError(f"{where}: format: got {shown(said)}, expected a whole number")
     if said > known:
         raise UserError(
-            f"{where}: written by a newer syngap (format {said}, this one reads {known}); "
+            f"{where}: written by a newer syngap (format {shown(said)}, this one reads {known}); "
             "upgrade syngap"
         )

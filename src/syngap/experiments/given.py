@@ -9,7 +9,7 @@ from typing import Any
 from syngap import methods
 from syngap.errors import UserError
 from syngap.experiments.reading import is_name
-from syngap.options import checked, shown, signature
+from syngap.options import LARGEST_SEED, checked, shown, signature
 
 __all__ = ["mapping_of", "method_of", "name_of", "options_of", "part_of", "seeds_in", "seeds_of"]
 
@@ -56,12 +56,14 @@ def seeds_in(given: Any, path: str = "seeds") -> list[int]:
         isinstance(given, list)
         and given
         and all(
-            isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in given
+            isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= LARGEST_SEED
+            for seed in given
         )
     )
     if not right or len(set(given)) != len(given):
         raise UserError(
-            f"{path}: got {shown(given)}, expected different whole numbers ≥ 0, such as [0, 1, 2]"
+            f"{path}: got {shown(given)}, expected different whole numbers ≥ 0 and "
+            f"≤ {LARGEST_SEED}, such as [0, 1, 2]"
         )
     return list(given)
 
@@ -75,7 +77,7 @@ def seeds_of(text: str, path: str = "seeds") -> list[int]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,10})(?:\.\.([0-9]{1,10}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first or last - first >= 10_000:
             raise UserError(f"{path}: got {shown(text)}, expected numbers such as 0..4 or 0,1,2")

@@ -8,7 +8,6 @@ All of it is refused here, before anything is made of it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +17,13 @@ from typing import Any
 import yaml
 
 from syngap.errors import UserError
+from syngap.options import DEEPEST, plain
 
 __all__ = ["BoundedLoader", "is_name", "json_in", "reading", "text_in", "yaml_in"]
 
 SMALL = 1 << 24  # bytes of a file that people could read
 LARGE = 1 << 30  # bytes of a record of a long run
 MOST_VALUES = 1 << 18  # in one YAML file, counted where they are used
-DEEPEST = 64  # values within values
-LARGEST_INTEGER = 1 << 63  # whole numbers, either way
 LONGEST = 200  # letters of a reason
 
 
@@ -81,33 +79,6 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: not as syngap wrote it ({_reason(error)})") from error
     except (RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not as syngap wrote it ({_reason(error)})") from error
-
-
-def plain(value: Any, depth: int = 0) -> Any:
-    """Return `value` where it is made of what both YAML and JSON know; ValueError otherwise.
-
-    That is mappings from text, lists, text, true and false, nothing, and numbers: finite ones, and
-    whole ones of 64 bits.
-    """
-    if depth > DEEPEST:
-        raise ValueError(f"values within values, more than {DEEPEST} deep")
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"{key!a:.80} is no name")
-            key.encode()
-        return {key: plain(inner, depth + 1) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [plain(inner, depth + 1) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not finite")
-    if isinstance(value, int) and not -LARGEST_INTEGER <= value < LARGEST_INTEGER:
-        raise ValueError("a whole number of more than 64 bits")
-    if isinstance(value, str):
-        value.encode()  # which half a character cannot be
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ValueError(f"a {type(value).__name__} is no plain value")
 
 
 class BoundedLoader(yaml.SafeLoader):

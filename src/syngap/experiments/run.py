@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from torch import nn
 from syngap import methods, models, seeds, streams
 from syngap.errors import UserError
 from syngap.experiments.config import Training
-from syngap.experiments.environment import arithmetic, chosen_device
+from syngap.experiments.environment import arithmetic, chosen_device, memory_limit
 from syngap.experiments.journal import FolderJournal, Tell
+from syngap.memory import Memory
 from syngap.methods import Learner, Method
 from syngap.streams import Stream
 from syngap.training import train
@@ -86,17 +88,26 @@ def stream_of(config: dict[str, Any], data: Path | None) -> Stream:
 
 
 def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> Callable[[], Method]:
-    """Return a function that makes the run's method with a fresh network, the same each time."""
+    """Return a function that makes the run's method with a fresh network, the same each time.
+
+    UserError where the network, or the samples that the method is to keep, need more memory than
+    the machine has.
+    """
     network, method, seed = dict(config["model"]), dict(config["method"]), config["seed"]
     training = Training(**config["training"])
-    build = models.registry.get(network.pop("name"))
+    network_name = network.pop("name")
+    build = models.registry.get(network_name)
     kind = methods.registry.get(method.pop("name"))
+
+    def built() -> nn.Module:
+        module: nn.Module = build(stream.shape, stream.classes, **network)
+        return module
 
     def begin() -> Method:
         torch.manual_seed(seeds.derived(seed, "network"))
-        try:
+        with _making("model: ", network_name):
             learner = Learner(
-                build(stream.shape, stream.classes, **network),
+                built(),
                 stream.transform,
                 seed=seed,
                 device=device,
@@ -104,15 +115,54 @@ def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> C
                 captured=training.captured and device.type == "cuda",
                 non_finite=training.non_finite,
             )
-        except UserError as error:
-            raise UserError(f"model: {error}") from error
-        except (RuntimeError, MemoryError) as error:  # more than there is room for
-            first = str(error).partition("\n")[0]
-            raise UserError(f"model: {config['model']['name']} cannot be made ({first})") from error
-        try:
+        with _making(f"methods.{config['row']}.", "method"):
             made: Method = kind(learner, **method)
-        except UserError as error:
-            raise UserError(f"methods.{config['row']}.{error}") from error
+            _check_memories(made, method, stream)
         return made
 
+    with _making("model: ", network_name):
+        _check_network(built, network_name)
     return begin
+
+
+@contextmanager
+def _making(path: str, name: str) -> Iterator[None]:
+    """Let an error say by `path` which part of the configuration it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}{error}") from error
+    except (RuntimeError, MemoryError) as error:  # more than there is room for
+        first = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path}{name} cannot be made ({first})") from error
+
+
+def _check_network(build: Callable[[], nn.Module], name: str) -> None:
+    """Refuse a network that the machine cannot hold, before any of it is allocated."""
+    try:
+        with torch.device("meta"):
+            parameters = list(build().parameters())
+    except Exception as error:
+        if "overflow" in str(error):  # its size has more than 64 bits
+            raise UserError(f"{name} cannot be made ({error}); make it smaller") from error
+        return  # it looks at its values, or cannot be built: then the build will say why
+    needed = 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    if needed > (limit := memory_limit()):
+        count = sum(parameter.numel() for parameter in parameters)
+        raise UserError(
+            f"{name} cannot be made ({count:,} parameters and their gradients need {needed:,} "
+            f"bytes, this machine has {limit:,.0f}); make it smaller"
+        )
+
+
+def _check_memories(method: Method, options: dict[str, Any], stream: Stream) -> None:
+    """Refuse to keep more samples than the machine can hold; they are allocated at the first."""
+    for attribute, memory in vars(method).items():
+        if isinstance(memory, Memory) and memory.size:
+            needed = memory.size * stream.sample_bytes()
+            if needed > (limit := memory_limit()):
+                named = [option for option, value in options.items() if value == memory.size]
+                raise UserError(
+                    f"{(named or [attribute])[0]}: got {memory.size}, and so many samples need "
+                    f"{needed:,} bytes, this machine has {limit:,.0f}; keep fewer"
+                )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from syngap.options import checked, signature
+from syngap.options import Seed, check_value, checked, signature
 from syngap.registry import Registry
 from syngap.streams.arrays import arrays
 from syngap.streams.stream import Batch, Stream
@@ -63,6 +63,7 @@ def load(name: str, *, seed: int = 0, data: Path | None = None, **given: Any) ->
         >>> stream.tasks, stream.classes, stream[0].x.shape[1:]
         (5, 10, torch.Size([1, 8, 8]))
     """
+    check_value(seed, Seed, "seed")
     source: Callable[..., Tasks] = registry.get(name)
     complete = checked(given, options(name), "stream")
     ordering = signature(Stream)

@@ -88,7 +88,8 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
         tasks: how many, of equal numbers of classes.
     """
     place = places.named(data, path)
-    places.check_plain(place)
+    if not place.is_file():
+        raise UserError(f"stream.path: {place} is not a plain file")
     if not zipfile.is_zipfile(place):
         raise UserError(f"stream.path: {place} is not an .npz file, as numpy.savez writes them")
     try:
@@ -103,13 +104,17 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
             found = {key: file[key] for key in KEYS}
     except UserError:
         raise
-    except Exception as error:  # a damaged header can raise anything, MemoryError too
+    except OSError as error:
+        raise UserError(f"{place}: cannot be read ({error.strerror or error})") from error
+    except MemoryError as error:  # the sizes are those of the file: `_check_sizes`
+        raise UserError(f"{place}: not read, its arrays need more memory than there is") from error
+    except Exception as error:  # a damaged header can raise anything
         reason = "it holds Python objects" if "pickle" in str(error) else "the file is damaged"
         raise UserError(f"{place}: not read, {reason}; expected plain arrays") from error
     try:
         return arrays(**found, tasks=tasks, seed=seed)
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{place}: {error}") from error
 
 
 def _check_sizes(file: zipfile.ZipFile, place: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from syngap.errors import UserError
 from syngap.options import Count
+from syngap.registry import import_or_refuse
 from syngap.streams.arrays import arrays
 from syngap.streams.tasks import Pixels, Tasks
 
@@ -29,13 +29,8 @@ def digits(seed: int, data: Path | None, *, tasks: Count = 5) -> Tasks:
         >>> split.count, len(split.train.labels), len(split.test.labels)
         (5, 1352, 445)
     """
-    try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError(
-            "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
-        ) from None
-    loaded = load_digits()
+    sklearn = import_or_refuse("sklearn.datasets", "stream.name", "pip install scikit-learn")
+    loaded = sklearn.load_digits()
     x, y = loaded.images.astype(np.uint8)[:, None], loaded.target
     tested = np.zeros(len(y), dtype=bool)
     for digit in range(10):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from syngap.errors import UserError, nearest
+from syngap.options import shown
 from syngap.streams import archives, places
 
 if TYPE_CHECKING:
@@ -154,7 +155,12 @@ def _downloaded(archive: Archive, to: Path, progress: Progress | None) -> Path:
 
     def download(url: str, output_file: str, _: object) -> None:
         part = to / f"{archive.name}.part"
-        _resumed(url, part, archive.limit, progress)
+        try:
+            _resumed(url, part, archive.limit, progress)
+        except UserError:
+            raise
+        except ValueError as error:  # or it would be taken for pooch's, below
+            raise UserError(f"{url}: the download failed ({error})") from error
         os.replace(part, output_file)
 
     try:
@@ -191,7 +197,7 @@ def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> Non
             response.raise_for_status()
             if start and not _continues(response, start):
                 start = 0  # the server sends all of it again
-            length = int(response.headers.get("Content-Length", 0))
+            length = _length(response, url)
             total, here = start + length if length else None, start
             with part.open("ab" if start else "wb") as file:
                 for piece in response.iter_content(PIECE):
@@ -210,6 +216,17 @@ def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> Non
             f"{url}: the download stopped at {here} bytes ({reason}); "
             "run the same command again to go on from there"
         ) from error
+
+
+def _length(response: requests.Response, url: str) -> int:
+    """Return how many bytes the server says that it sends; 0 where it does not say."""
+    said = response.headers.get("Content-Length", "0")
+    if not re.fullmatch(r"[0-9]{1,18}", said):
+        raise UserError(
+            f"{url}: the server's Content-Length is {shown(said)}, expected a number of bytes; "
+            "nothing was downloaded, try again later or from another network"
+        )
+    return int(said)
 
 
 def _innermost(error: BaseException) -> str:

@@ -121,13 +121,22 @@ def _decoding(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except UnidentifiedImageError:
-        raise UserError(f"{path}: not an image of {', '.join(FORMATS)}") from None
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except UnidentifiedImageError as error:
+        raise UserError(f"{path}: not an image of {', '.join(FORMATS)}") from error
+    except OSError as error:
+        if error.errno is None:  # a decoder's: the file is damaged
+            raise UserError(f"{path}: not a readable image ({_reason(error)})") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except MemoryError as error:
+        raise UserError(f"{path}: not read, there is no memory left for it") from error
     except Exception as error:  # pillow's decoders raise anything when a file makes no sense
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable image ({reason})") from error
+        raise UserError(f"{path}: not a readable image ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _filter(size: tuple[int, int], target: tuple[int, int]) -> Image.Resampling:

@@ -6,19 +6,25 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import torch
+from annotated_types import Ge, Le
 
 from syngap.errors import UserError
-from syngap.options import Count, Natural, Proportion
+from syngap.options import Count, Proportion, Says, Seed
 from syngap.seeds import generator
 from syngap.streams import places
-from syngap.streams.files import SUFFIXES, ImageFiles, size_of
+from syngap.streams.files import LARGEST, SUFFIXES, ImageFiles, size_of
 from syngap.streams.tasks import InMemory, Pixels, Samples, Split, Tasks, by_class, permuted_groups
 
 __all__ = ["folder", "natural"]
 
 FITS = 1 << 30  # bytes that are read at once and kept; more stays in files
+LONGEST_SIDE = math.isqrt(LARGEST)
+Side: TypeAlias = Annotated[
+    int, Ge(1), Le(LONGEST_SIDE), Says(f"a whole number from 1 to {LONGEST_SIDE}")
+]
 PIXELS = Pixels(255.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 
@@ -29,8 +35,8 @@ def folder(
     path: str,
     tasks: Count,
     holdout: Proportion = 0.25,
-    holdout_seed: Natural | None = None,
-    size: Count | None = None,
+    holdout_seed: Seed | None = None,
+    size: Side | None = None,
 ) -> Tasks:
     """Return the images beneath `path` in tasks: each folder in it is a class.
 

@@ -89,7 +89,10 @@ class Stream:
         self._epochs, self._order, self._even = epochs, order, remainder == "even"
         self._device = torch.device("cpu")
         if epochs * tasks.count > _PASSES:
-            raise UserError(f"stream.epochs: got {epochs}, which is too many to plan")
+            raise UserError(
+                f"stream.epochs: got {epochs}, expected at most {_PASSES // tasks.count} with "
+                f"{tasks.count} tasks; a stream plans {_PASSES} passes"
+            )
         own = [(tasks.train.task == task).nonzero().flatten() for task in range(self.tasks)]
         self._arrange(_blurred(own, blur, seed))
 
@@ -125,6 +128,11 @@ class Stream:
         moved._device = device
         moved._train, moved.test = self._train.to(device), self.test.to(device)
         return moved
+
+    def sample_bytes(self) -> int:
+        """Return how many bytes one stored sample has."""
+        one = self._train.samples.take(torch.tensor([0]))
+        return one.numel() * one.element_size()
 
     def fingerprint(self) -> str:
         """Return what tells this stream from one of other data or another length."""

@@ -47,8 +47,8 @@ def unpickled(data: bytes | memoryview, where: str) -> dict[bytes | str, Any]:
         return machine.run()
     except UserError:
         raise
-    except (LookupError, OverflowError, TypeError, ValueError, struct.error):
-        raise UserError(f"{where}: damaged, its pickle makes no sense") from None
+    except (LookupError, OverflowError, TypeError, ValueError, struct.error) as error:
+        raise UserError(f"{where}: damaged, its pickle makes no sense") from error
 
 
 class _Known(Enum):

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from annotated_types import Ge, Le
 
 from syngap import methods as known_methods
 from syngap import streams
 from syngap.errors import UserError, nearest
 from syngap.experiments.given import mapping_of, options_of, seeds_in
 from syngap.experiments.tuning.space import Space
-from syngap.options import Count, checked, named, shown, signature
+from syngap.options import Says, check_value, checked, named, shown, signature
 from syngap.streams import Stream
 
-__all__ = ["Search"]
+__all__ = ["Search", "Trials"]
+
+Trials: TypeAlias = Annotated[int, Ge(1), Le(10_000), Says("a whole number from 1 to 10000")]
 
 _KEYS = ("trials", "seeds", "stream", "spaces")
 
@@ -74,7 +78,7 @@ class Search:
         searched = _stream(stream, changes)
         rows = mapping_of(given["spaces"], "search.spaces")
         search = cls(
-            trials=checked({"trials": given["trials"]}, {"trials": (Count, 1)}, "search")["trials"],
+            trials=check_value(given["trials"], Trials, "search.trials"),
             seeds=seeds_in(given["seeds"], "search.seeds"),
             changes={key: searched[key] for key in changes},
             stream=searched,

@@ -18,6 +18,7 @@ from syngap import seeds
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment
 from syngap.experiments.engine import Event
+from syngap.experiments.extras import needed
 from syngap.experiments.files import write_yaml
 from syngap.experiments.folder import read_yaml
 from syngap.experiments.plan import IfThere, Plan, check_equal, jobs_of, make_plan
@@ -53,7 +54,7 @@ class Tuning:
         if_there: IfThere = "refuse",
         device: str | None = None,
     ) -> None:
-        _check_installed()
+        needed("optuna", "tune")
         self.experiment, self.search = experiment, _search_of(experiment)
         chosen = experiment.select(rows or list(self.search.spaces), None)
         for row in chosen.methods:
@@ -205,10 +206,3 @@ def _search_of(experiment: Experiment) -> Search:
     if experiment.search is None:
         raise UserError("search: missing, and it says what to try; see docs/running.md")
     return experiment.search
-
-
-def _check_installed() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"tune: {error}; pip install 'syngap[tune]' brings it") from error
