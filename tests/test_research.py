@@ -254,6 +254,17 @@ def test_tables_of_fine_tuning_are_what_its_runs_say(
     assert printed in (ROOT / "docs" / page).read_text("utf-8")
 
 
+@pytest.mark.parametrize("picture", ["--draw", "--sizes"])
+def test_runs_of_fine_tuning_can_be_drawn(
+    picture: str, finetune: Callable[..., None], tmp_path: Path
+) -> None:
+    table = ROOT / "results" / "research-finetune" / "mini.csv"
+    if not table.is_file():
+        pytest.skip("there are no results beside the tests")
+    finetune(picture, table, tmp_path / "drawn.svg")
+    assert "<svg" in (tmp_path / "drawn.svg").read_text("utf-8")
+
+
 def test_evaluations_of_fine_tuning_are_added_to_the_table_once(
     tmp_path: Path, finetune: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def draw_sizes(paths: Iterable[Path], picture: Path) -> None:
                 if len(each := column.ratios[method]) > 1:
                     interval = half_interval(stdev(each), len(each))
                     axes.plot([place] * 2, [mean - interval, mean + interval], color=colour)
-        axes.set(xscale="log", xlabel="million parameters", ylabel="forgetting over AdamW's")
+        axes.set(xscale="log", xlabel="million parameters", ylabel="forgetting relative to AdamW")
         axes.set_xticks([c.millions for c in columns], [two_digits(c.millions) for c in columns])
         axes.set_xticks([], minor=True)
         bare(axes, "both")

@@ -31,22 +31,22 @@ LABELS = {
     "ewc": "EWC with the same importance",
     "l2": "L2 to the start",
     "gate_ewc": "gate and EWC",
-    "rotated": "turned",
-    "rotated_gate": "turned, gate",
-    "rotated_ewc": "turned, EWC",
-    "back": "on the way",
-    "rotated_back": "turned, on the way",
-    "rotated_gate_back": "**turned, gate, on the way**",
-    "rotated_ewc_back": "turned, EWC, on the way",
+    "rotated": "rotated",
+    "rotated_gate": "rotated, gate",
+    "rotated_ewc": "rotated, EWC",
+    "back": "interpolated",
+    "rotated_back": "rotated, interpolated",
+    "rotated_gate_back": "**rotated, gate, interpolated**",
+    "rotated_ewc_back": "rotated, EWC, interpolated",
 }
 GATE = {"rotated": True, "consolidation": 0.9999, "source": "own"}
 RECIPES: dict[str, dict[str, Any]] = {
-    "AdamW, 20 % back": {"way": 0.8},
-    "turned": {"rotated": True},
-    "turned, 20 % back": {"rotated": True, "way": 0.8},
-    "turned, gate": GATE,
-    "**turned, gate, 15 % back**": GATE | {"way": 0.85},
-    "turned, gate, 30 % back": GATE | {"way": 0.7},
+    "AdamW, keeping 80 %": {"way": 0.8},
+    "rotated": {"rotated": True},
+    "rotated, keeping 80 %": {"rotated": True, "way": 0.8},
+    "rotated, gate": GATE,
+    "**rotated, gate, keeping 85 %**": GATE | {"way": 0.85},
+    "rotated, gate, keeping 70 %": GATE | {"way": 0.7},
 }
 
 
@@ -108,7 +108,7 @@ def print_table(paths: Iterable[Path]) -> None:
     """Print one table of all sizes and pairs: forgetting relative to AdamW by method."""
     columns = compare(paths)
     heads = [f"{c.old} to {c.new}, {two_digits(c.millions)} M" for c in columns]
-    print_head("forgetting over AdamW's", heads)
+    print_head("forgetting relative to AdamW", heads)
     methods = dict.fromkeys([*LABELS, *(method for c in columns for method in c.ratios)])
     for method in methods:
         if method != "adamw" and any(method in c.ratios for c in columns):
