@@ -197,6 +197,7 @@ def loss_on_photographs(root: Path, rate: float, **options: Any) -> float:
     return fmean(losses[-len(losses) // 12 :])
 
 
+@pytest.mark.slow
 def test_cnn_learns_photographs_at_rates_at_which_it_diverges_without_norms(tmp_path: Path) -> None:
     write_photographs(tmp_path)
     guessing = math.log(4)

@@ -113,6 +113,12 @@ def test_the_workflow_may_only_read_and_stops_when_a_newer_one_begins(
         assert setup["with"]["cache"] == "pip"
 
 
+def test_no_test_is_left_out_of_make_test() -> None:
+    for name in ("Makefile", "pyproject.toml", ".github/workflows/ci.yml", ".ci/run"):
+        settings = (ROOT / name).read_text("utf-8").replace("`pytest -m 'not slow'`", "")  # advice
+        assert "not slow" not in settings, name
+
+
 def test_badges_say_what_the_project_says() -> None:
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     named = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
