@@ -4,7 +4,7 @@ VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs results check-results package test-integrations test-avalanche bench bench-gpu clean
+.PHONY: help demo test coverage lint docs results check-results package test-integrations test-avalanche bench bench-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -15,6 +15,9 @@ demo: $(VENV)/.installed ## compare all methods on handwritten digits: a table a
 
 test: $(VENV)/.with-dev ## run every test and docstring example
 	@"$(BIN)/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup
+
+coverage: $(VENV)/.with-dev ## run every test, and show which share of the code they run
+	@"$(BIN)/python" -m pytest -q -n auto --maxprocesses 4 --dist loadgroup --cov
 
 lint: $(VENV)/.with-dev ## check style, types and the direction of imports
 	"$(BIN)/ruff" check .
@@ -97,7 +100,7 @@ bench-gpu: $(VENV)/.installed ## the same on a GPU
 	@"$(BIN)/python" benchmarks/run.py cuda $(if $(KEEP),--keep "$(KEEP)")
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf "$(VENV)" "$(AVALANCHE)" "$(INTEGRATIONS)" build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" "$(AVALANCHE)" "$(INTEGRATIONS)" .coverage build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:

@@ -48,12 +48,12 @@ def main() -> None:
         learn(begun, torch.optim.AdamW(begun.parameters(), lr=3e-3), False, 800)
         found.setdefault("before", []).append(right(begun))
         for lr in (1e-3, 3e-3, 9e-3):
-            for kind in ("AdamW", "turned", "turned, gate"):
+            for kind in ("AdamW", "rotated", "rotated, gate"):
                 model, known = copy.deepcopy(begun), batch(256, False)[0]
                 if kind != "AdamW":
                     rotate(model, known)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-                if kind == "turned, gate":
+                if kind == "rotated, gate":
                     optimizer = SynGAP.wrap(optimizer, consolidation=0.9999)
                     optimizer.consolidate(model, known, batch_size=1)
                 learn(model, optimizer, True, 200)
@@ -62,7 +62,7 @@ def main() -> None:
                 with torch.no_grad():
                     for param, start in zip(model.parameters(), begun.parameters(), strict=True):
                         param.lerp_(start, 0.15)
-                found.setdefault(f"{kind} at {lr:g}, 15 % back", []).append(right(model))
+                found.setdefault(f"{kind} at {lr:g}, keeping 85 %", []).append(right(model))
     for name, each in found.items():
         print(f"| {name} | {' | '.join(each)} |")
 

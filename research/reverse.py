@@ -93,11 +93,12 @@ def fine_tuned(begun: nn.Module, task: str, lr: float, steps: int, gate: bool) -
     return model
 
 
-def part_way(begun: nn.Module, ended: nn.Module, share: float) -> nn.Module:
+def interpolated(begun: nn.Module, ended: nn.Module, kept: float) -> nn.Module:
+    """Return the fine-tuned model interpolated with the start; 1 keeps all of the change."""
     model = copy.deepcopy(ended)
     with torch.no_grad():
         for param, start in zip(model.parameters(), begun.parameters(), strict=True):
-            param.lerp_(start, share)
+            param.lerp_(start, 1 - kept)
     return model
 
 
@@ -116,10 +117,10 @@ def main() -> None:
             for lr, steps in ((1e-3, 450), (3e-3, 150)):
                 for gate in (False, True):
                     ended = fine_tuned(begun, task, lr, steps, gate)
-                    for back in (0.0, 0.15, 0.3):
+                    for kept in (1.0, 0.85, 0.7):
                         name = f"{'recipe' if gate else 'AdamW'} at {lr:g}, {steps} steps"
-                        name += f", {back:.0%} back" if back else ""
-                        model = part_way(begun, ended, back)
+                        name += f", keeping {kept:.0%}" if kept < 1 else ""
+                        model = interpolated(begun, ended, kept)
                         both = (right(model, "sort"), right(model, task))
                         found.setdefault((task, name), []).append(both)
                         print(

@@ -409,7 +409,11 @@ def test_what_earlier_versions_did_without_saying() -> None:
     assert then["stream"] == {"remainder": "short", "batch": 64}
     assert then["training"] == {"captured": False}
     assert then["method"] == {"name": "syngap", "every": 8, "warmup": 0}
+    for name in ("cnn", "resnet18"):  # of which one had no norms
+        then = as_then({"model": {"name": name, "width": 4}})
+        assert then["model"].get("norm") == {"cnn": "none"}.get(name)
     said = {
+        "model": {"name": "cnn", "norm": "group"},
         "stream": {"remainder": "even"},
         "training": {"captured": True},
         "methods": {"a": {"every": 8, "warmup": 5}, "b": {"every": 1}, "c": {"lr": 0.1}},

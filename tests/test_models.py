@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP
+from syngap import SynGAP, streams
 from syngap.errors import UserError
 from syngap.models import cnn, mlp, registry, resnet18
 from syngap.options import checked, signature
@@ -21,7 +26,8 @@ Make = Callable[..., nn.Module]
 # Narrow, so that they are quick; each is made for a shape and a number of classes.
 SMALL: dict[str, Make] = {
     "mlp": partial(mlp, hidden=[12, 7]),
-    "cnn": partial(cnn, width=4),
+    "cnn-group": partial(cnn, width=4),
+    "cnn-none": partial(cnn, width=4, norm="none"),
     "resnet18-batch": partial(resnet18, width=4),
     "resnet18-group": partial(resnet18, width=4, norm="group"),
 }
@@ -114,7 +120,7 @@ def test_mlp_takes_samples_of_any_shape_but_none() -> None:
 # What is promised of their outputs ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18-group"])
+@pytest.mark.parametrize("name", ["mlp", "cnn-group", "cnn-none", "resnet18-group"])
 def test_a_samples_output_is_its_own(name: str) -> None:
     model, x = built(SMALL[name]), images(6)
     assert model.training
@@ -160,6 +166,63 @@ def test_they_learn_a_handful_of_images_by_heart(make: Make) -> None:
     assert loss < 0.1
 
 
+def write_photographs(root: Path, classes: int = 4, count: int = 24, size: int = 32) -> None:
+    """Write stripes of a direction for each class, in bright and in dark light of any colour."""
+    chance = np.random.default_rng(0)
+    down, across = np.mgrid[:size, :size]
+    for label in range(classes):
+        (root / str(label)).mkdir(parents=True)
+        angle = math.pi * label / classes
+        for number in range(count):
+            place = math.cos(angle) * across + math.sin(angle) * down
+            stripes = np.sin(place / 2 + chance.uniform(0, 2 * math.pi))[..., None]
+            light = chance.uniform(0.6, 1.2, 3) if number % 2 else chance.uniform(-0.2, 0.4, 3)
+            noise = chance.standard_normal((size, size, 3))
+            image = 255 * (light + 0.3 * stripes + 0.05 * noise).clip(0, 1)
+            Image.fromarray(image.astype(np.uint8)).save(root / str(label) / f"{number}.png")
+
+
+def loss_on_photographs(root: Path, rate: float, **options: Any) -> float:
+    """Return the mean loss of the last of twelve epochs of SGD."""
+    stream = streams.load("folder", path=str(root), tasks=1, batch=12, epochs=12)
+    model = built(partial(cnn, **options), stream.shape, stream.classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    losses = []
+    for x, y in stream:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(stream.transform(x)), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return fmean(losses[-len(losses) // 12 :])
+
+
+@pytest.mark.slow
+def test_cnn_learns_photographs_at_rates_at_which_it_diverges_without_norms(tmp_path: Path) -> None:
+    write_photographs(tmp_path)
+    guessing = math.log(4)
+    for rate in (0.05, 0.1, 0.3):
+        assert loss_on_photographs(tmp_path, rate) < guessing / 2, rate
+    for rate in (0.1, 0.3):
+        diverged = loss_on_photographs(tmp_path, rate, norm="none")
+        assert not diverged < guessing / 2, rate  # NaN, too
+
+
+def test_cnn_without_norms_is_the_network_of_earlier_records() -> None:
+    torch.manual_seed(3)
+    stem, stage = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, 2, padding=1)
+    torch.manual_seed(3)
+    for conv in (stem, stage):  # drawn in the order in which layers are made
+        conv.reset_parameters()
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    earlier = nn.Sequential(
+        stem, nn.ReLU(), stage, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4 * 4, 10)
+    )
+    torch.manual_seed(3)
+    model, x = cnn((1, 8, 8), 10, width=4, norm="none"), images(5, (1, 8, 8))
+    assert torch.equal(model(x), earlier(x))
+
+
 @EVERY
 def test_layers_have_names_to_show_plasticity_by(make: Make) -> None:
     first = {name.split(".")[0] for name, _ in built(make).named_parameters()}
@@ -172,7 +235,7 @@ def test_layers_have_names_to_show_plasticity_by(make: Make) -> None:
 
 def test_the_registry_has_every_network_with_its_options() -> None:
     options = {name: list(signature(registry.get(name))) for name in ("mlp", "cnn", "resnet18")}
-    assert options == {"mlp": ["hidden"], "cnn": ["width"], "resnet18": ["width", "norm"]}
+    assert options == {"mlp": ["hidden"], "cnn": ["width", "norm"], "resnet18": ["width", "norm"]}
     assert registry.names()[:3] == list(options)
 
 
@@ -182,6 +245,7 @@ def test_the_registry_has_every_network_with_its_options() -> None:
         ("mlp", {"hidden": 100}, "a list, each a whole number ≥ 1"),
         ("mlp", {"hidden": [0]}, "a list, each a whole number ≥ 1"),
         ("cnn", {"width": 0}, "a whole number ≥ 1"),
+        ("cnn", {"norm": "batch"}, 'one of "group", "none"'),
         ("resnet18", {"norm": "layer"}, 'one of "batch", "group"'),
     ],
 )

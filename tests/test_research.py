@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"
 if not RESEARCH.is_dir():
     pytest.skip("there is no research/ beside the tests", allow_module_level=True)
-sys.path.insert(0, str(RESEARCH / "src"))
+sys.path[:0] = [str(RESEARCH / "src"), str(RESEARCH)]
 
+from finetuning.command import main  # noqa: E402
 from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
 from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
@@ -216,18 +218,64 @@ def test_a_factored_gate_can_be_captured():
     assert_identical(one.state_dict(), other.state_dict())
 
 
-@pytest.mark.parametrize(("printed", "page"), [("tabulate", "research.md"), ("recipe", "guide.md")])
+# Fine-tuning --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finetune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Runs the command, which sets how products of matrices are rounded."""
+
+    def command(*arguments: str | Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["finetune.py", *map(str, arguments)])
+        main()
+
+    precision = torch.get_float32_matmul_precision()
+    yield command
+    torch.set_float32_matmul_precision(precision)
+
+
+def test_methods_of_fine_tuning_are_what_they_are_by_definition(
+    finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    finetune("--check")
+    assert capsys.readouterr().out.count("\n") == 5  # penalty, gate, adapters, rotation, frontier
+
+
+@pytest.mark.parametrize(("table", "page"), [("--table", "research.md"), ("--recipe", "guide.md")])
 def test_tables_of_fine_tuning_are_what_its_runs_say(
-    printed: str, page: str, capsys: pytest.CaptureFixture[str]
+    table: str, page: str, finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ROOT / "results" / "research-finetune"
     if not folder.is_dir():
         pytest.skip("there are no results beside the tests")
-    sys.path.insert(0, str(RESEARCH))
-    import finetune
+    finetune(table, *(folder / f"{size}.csv" for size in ("mini", "small", "medium", "large")))
+    printed = capsys.readouterr().out.strip()
+    assert printed.count("\n") > 5
+    assert printed in (ROOT / "docs" / page).read_text("utf-8")
 
-    sizes = ("mini", "small", "medium", "large")
-    getattr(finetune, printed)([folder / f"{size}.csv" for size in sizes])
-    table = capsys.readouterr().out.strip()
-    assert table.count("\n") > 5
-    assert table in (ROOT / "docs" / page).read_text("utf-8")
+
+@pytest.mark.parametrize("picture", ["--draw", "--sizes"])
+def test_runs_of_fine_tuning_can_be_drawn(
+    picture: str, finetune: Callable[..., None], tmp_path: Path
+) -> None:
+    table = ROOT / "results" / "research-finetune" / "mini.csv"
+    if not table.is_file():
+        pytest.skip("there are no results beside the tests")
+    finetune(picture, table, tmp_path / "drawn.svg")
+    assert "<svg" in (tmp_path / "drawn.svg").read_text("utf-8")
+
+
+def test_evaluations_of_fine_tuning_are_added_to_the_table_once(
+    tmp_path: Path, finetune: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_of_text = torch.arange(2000).to(torch.uint8)
+    text = {"train": bytes_of_text, "test": bytes_of_text.clone()}
+    monkeypatch.setattr("finetuning.cache.collect_text", lambda domain, megabytes: text)
+    options = "--size tiny --pairs python:english --seeds 0 --pretrain 3 --steps 5 --batch 2"
+    options += " --windows 2 --samples 2 --looks 2 --device cpu --runs 6"
+    options += " --methods adamw rotated_gate_back rotated_ewc lora"
+    table = tmp_path / "runs.csv"
+    for _ in range(2):  # the second time there is nothing left to do
+        finetune(*options.split(), "--cache", tmp_path / "cache", "--csv", table)
+        evaluations = 1 + 4 * 6 * 2  # the start; two for each of six values of four methods
+        assert len(table.read_text().splitlines()) == 1 + evaluations

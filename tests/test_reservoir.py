@@ -45,6 +45,51 @@ def contents(memory: Memory) -> dict[str, Tensor]:
     return memory.state_dict()["fields"]
 
 
+# How one is made ----------------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_size_is_all_that_a_memory_needs(kind: type[Memory]) -> None:
+    memory = kind(50)
+    memory.add(**numbered(0, 80))
+    drawn = memory.draw(10)
+    assert len(memory) == 50
+    assert {values.device.type for values in drawn.values()} == {"cpu"}
+
+
+@KINDS
+def test_without_a_generator_the_seed_of_torch_decides(kind: type[Memory]) -> None:
+    def kept(seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        memory = kind(10)
+        torch.rand(seed)  # what else is drawn from torch's numbers makes no difference
+        memory.add(**numbered(0, 100))
+        return contents(memory)["number"].tolist()
+
+    with torch.random.fork_rng(devices=[]):
+        assert kept(0) == kept(0) != kept(1)
+
+
+@KINDS
+def test_memories_without_a_generator_differ_and_leave_that_of_torch_alone(
+    kind: type[Memory],
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        one, other = kind(10), kind(10)
+        before = torch.get_rng_state()
+        for memory in (one, other):
+            memory.add(**numbered(0, 100))
+            memory.draw(5)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(contents(one)["number"], contents(other)["number"])
+
+
+@KINDS
+def test_a_memory_is_made_whatever_the_default_device_is(kind: type[Memory]) -> None:
+    with torch.device("meta"):
+        assert kind(10).seen == 0
+
+
 # What is kept -------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(found.read_text())
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.xdist_group("kill_often")
 @pytest.mark.parametrize("row", METHODS)

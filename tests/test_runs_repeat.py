@@ -36,6 +36,7 @@ def found(folder: Path) -> Found:
     return {name: results(folder / name) for name in names}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_results_again_and_another_seed_others(
     tmp_path: Path,
 ) -> None:

@@ -81,6 +81,7 @@ def steps(run: Path) -> int:
     return int(status["steps"])
 
 
+@pytest.mark.slow
 def test_core50_nc_ends_in_a_table_of_all_methods_on_coil100_frames_in_core50s_layout(
     coil: Path, here: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_core50_nc_ends_in_a_table_of_all_methods_on_coil100_frames_in_core50s_l
     assert len([*runs.glob("*-0")]) == len(LABELS)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of 164866 frames")
 def test_core50_nc_takes_the_large_images_too_on_coil100_frames_in_core50s_layout(
     coil: Path, here: Path, call: Callable[..., tuple[int, str, str]]
@@ -122,6 +124,7 @@ def test_core50_nc_takes_the_large_images_too_on_coil100_frames_in_core50s_layou
     assert steps(here / "runs" / "core50-nc" / "er-0") == 2 + 1  # 80 frames, then 40
 
 
+@pytest.mark.slow
 def test_coil100_nc_needs_only_the_folder_around_coil100(
     coil: Path, here: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:

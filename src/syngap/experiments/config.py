@@ -216,10 +216,12 @@ class Experiment:
 def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier version wrote, with what it did without saying.
 
-    Last batches were short, steps were not captured, and importance that was refreshed seldom was
-    so from the first step on.
+    Last batches were short, steps were not captured, `cnn` had no norms, and importance that was
+    refreshed seldom was so from the first step on.
     """
     then = dict(written)
+    if isinstance(model := written.get("model"), dict) and model.get("name") == "cnn":
+        then["model"] = {"norm": "none", **model}
     for part, name, value in (("stream", "remainder", "short"), ("training", "captured", False)):
         if isinstance(options := written.get(part), dict):
             then[part] = {name: value, **options}

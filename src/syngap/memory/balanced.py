@@ -25,7 +25,7 @@ class ClassBalanced(Memory):
     m / n.
 
     Examples:
-        >>> memory = ClassBalanced(4, generator=torch.Generator())
+        >>> memory = ClassBalanced(4)
         >>> memory.add(y=torch.tensor([0] * 100 + [1] * 2))
         >>> sorted(memory.draw(4)["y"].tolist())
         [0, 0, 1, 1]
@@ -35,7 +35,7 @@ class ClassBalanced(Memory):
         self,
         size: int,
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(size, generator=generator, device=device)

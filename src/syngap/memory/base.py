@@ -24,8 +24,9 @@ class Memory(ABC):
 
     Args:
         size: how many samples it holds; 0 keeps none.
-        generator: the source of all its random numbers, on the CPU.
-        device: where the samples lie and are drawn to, the CPU where None is given.
+        generator: the source of all its random numbers, on the CPU. None makes one that is seeded
+            from torch's own, so `torch.manual_seed` makes the memory repeat.
+        device: where the samples lie and are drawn to; None is the CPU.
 
     Attributes:
         seen: how many samples were ever added.
@@ -35,13 +36,18 @@ class Memory(ABC):
         self,
         size: int,
         *,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         if size < 0:
             raise ValueError(f"size must be at least 0, got {size}")
+        if generator is None:
+            generator = torch.Generator().manual_seed(_random_seed())
         if generator.device.type != "cpu":
-            raise ValueError(f"generator must be one of the CPU, got one of {generator.device}")
+            raise ValueError(
+                f"generator must be one of the CPU, got one of {generator.device}; give "
+                "torch.Generator(), or none: samples may lie on any device all the same"
+            )
         self.size = size
         self.seen = 0
         self._generator = generator
@@ -115,3 +121,7 @@ class Memory(ABC):
             uniform: a number in [0, 1) for each sample.
             fields: the samples; `self.seen` does not count them yet.
         """
+
+
+def _random_seed() -> int:
+    return int(torch.randint(2**62, (), device="cpu"))  # whatever torch.set_default_device says

@@ -18,7 +18,7 @@ class Reservoir(Memory):
 
     Examples:
         >>> import torch
-        >>> memory = Reservoir(2, generator=torch.Generator())
+        >>> memory = Reservoir(2)
         >>> memory.add(x=torch.rand(3, 4), y=torch.tensor([0, 1, 0]))
         >>> memory.seen, len(memory), {name: len(v) for name, v in memory.draw(5).items()}
         (3, 2, {'x': 2, 'y': 2})

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from syngap.models.norms import group_norm
 from syngap.models.shapes import image_shape
 from syngap.options import Count
 
@@ -79,13 +80,4 @@ def _conv(channels_in: int, channels: int, kernel: int, stride: int) -> nn.Modul
 def _norm(norm: Norm, channels: int) -> nn.Module:
     if norm == "batch":
         return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(_groups(channels), channels)
-
-
-def _groups(channels: int) -> int:
-    """The most groups of equal size, up to the usual 32, that leave each four channels.
-
-    Fewer could leave a group with a single value where the image has shrunk to one pixel, and its
-    own mean would take all of it away.
-    """
-    return max(g for g in range(1, 33) if g == 1 or (channels % g == 0 and channels // g >= 4))
+    return group_norm(channels)

@@ -1,0 +1,97 @@
+"""The values that each method is run with: equally many for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from finetuning.model import SIZES
+
+__all__ = ["GRIDS", "scale_rate"]
+
+
+def grid(**axes: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def rates(low: float, high: float, count: int) -> list[float]:
+    return [float(f"{rate:.3g}") for rate in np.geomspace(low, high, count)]
+
+
+OWN, DATA, EVEN = ["own"], ["data"], ["even"]  # where importance comes from
+YES = [True]
+# Keys are the numbers of runs, `--runs`. Rates are for "mini"; `scale_rate` has them for others.
+# "gate_data" is a control: one value of "gate" with another importance.
+# "penalty" is λ in units of importance, so that even importance (L2) has the mean of the model's.
+# "rotated": `syngap.rotate` comes first. "way": the model is evaluated after interpolation with the
+# start, of which "way" is the share of the fine-tuned weights. Recorded tables hold these names.
+GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
+    12: {
+        "adamw": grid(lr=rates(3e-5, 3e-3, 12)),
+        "gate": grid(lr=rates(3e-5, 3e-3, 4), consolidation=[0.9, 0.999, 0.999999], source=OWN),
+        "ewc": grid(lr=[3e-4, 1.5e-3], penalty=[0.3, 1.0, 3.0, 10.0, 30.0, 300.0], source=OWN),
+        "l2": grid(lr=[3e-4, 1.5e-3], penalty=[0.3, 1.0, 3.0, 10.0, 30.0, 300.0], source=EVEN),
+        "gate_ewc": grid(
+            lr=[3e-4, 1.5e-3], consolidation=[0.9, 0.999], penalty=[1.0, 10.0, 100.0], source=OWN
+        ),
+        "lora": grid(lr=rates(3e-4, 1e-2, 4), rank=[2, 8, 32]),
+        "rotated": grid(lr=rates(3e-5, 3e-3, 12), rotated=YES),
+        "rotated_gate": grid(
+            lr=[3e-4, 1e-3, 3e-3], consolidation=[0.5, 0.9, 0.99, 0.9999], source=OWN, rotated=YES
+        ),
+        "rotated_ewc": grid(
+            lr=[3e-4, 1.5e-3], penalty=[0.03, 0.1, 0.3, 1.0, 3.0, 10.0], source=OWN, rotated=YES
+        ),
+        "back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.25, 0.5, 0.7, 0.85]),
+        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.25, 0.5, 0.7, 0.85], rotated=YES),
+        "rotated_gate_back": grid(
+            lr=[1e-3, 3e-3],
+            consolidation=[0.9, 0.9999],
+            way=[0.5, 0.7, 0.85],
+            source=OWN,
+            rotated=YES,
+        ),
+        "rotated_ewc_back": grid(
+            lr=[1.5e-3],
+            penalty=[0.1, 0.3, 1.0, 3.0],
+            way=[0.5, 0.7, 0.85],
+            source=OWN,
+            rotated=YES,
+        ),
+        "gate_data": grid(lr=[rates(3e-5, 3e-3, 4)[2]], consolidation=[0.999], source=DATA),
+    },
+    6: {
+        "adamw": grid(lr=rates(3e-5, 3e-3, 6)),
+        "gate": grid(lr=rates(3e-5, 3e-3, 3), consolidation=[0.9, 0.9999], source=OWN),
+        "ewc": grid(lr=[3e-4, 1.5e-3], penalty=[1.0, 10.0, 100.0], source=OWN),
+        "l2": grid(lr=[3e-4, 1.5e-3], penalty=[1.0, 10.0, 100.0], source=EVEN),
+        "gate_ewc": grid(
+            lr=[6e-4], consolidation=[0.9, 0.999], penalty=[1.0, 10.0, 100.0], source=OWN
+        ),
+        "lora": grid(lr=rates(5e-4, 5e-3, 3), rank=[4, 32]),
+        "rotated": grid(lr=rates(3e-5, 3e-3, 6), rotated=YES),
+        "rotated_gate": grid(
+            lr=[7.5e-4, 3e-3], consolidation=[0.5, 0.9, 0.9999], source=OWN, rotated=YES
+        ),
+        "rotated_ewc": grid(lr=[3e-4, 1.5e-3], penalty=[0.3, 1.0, 10.0], source=OWN, rotated=YES),
+        "back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.5, 0.8]),
+        "rotated_back": grid(lr=[3e-4, 1e-3, 3e-3], way=[0.5, 0.8], rotated=YES),
+        "rotated_gate_back": grid(
+            lr=[3e-3], consolidation=[0.9, 0.9999], way=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+        ),
+        "rotated_ewc_back": grid(
+            lr=[1.5e-3, 3e-3], penalty=[0.3, 1.0], way=[0.5, 0.7, 0.85], source=OWN, rotated=YES
+        ),  # twice as many: the gate's rate there was chosen in a pilot
+        "gate_data": grid(lr=[rates(3e-5, 3e-3, 3)[1]], consolidation=[0.9999], source=DATA),
+    },
+}
+
+
+def scale_rate(values: dict[str, Any], size: str) -> dict[str, Any]:
+    """Return values with the rate for a model of that size: lower by as much as in pre-training."""
+    if "lr" not in values:
+        return values
+    return values | {"lr": float(f"{values['lr'] * SIZES[size].rate / SIZES['mini'].rate:.3g}")}

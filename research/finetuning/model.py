@@ -1,0 +1,104 @@
+"""A byte-level GPT in five sizes, its loss, and the text that it samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_attention
+from torch.nn.utils import parametrize
+
+from syngap.optim.rotation import Rotation
+
+__all__ = ["GPT", "SIZES", "START", "Size", "load_rotated", "loss_of", "sample_text"]
+
+START = 256  # the token that begins every text
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's shape, and the highest learning rate of its pre-training."""
+
+    width: int
+    layers: int
+    heads: int
+    context: int
+    rate: float
+
+
+SIZES = {
+    "tiny": Size(8, 1, 2, 32, 1e-2),
+    "mini": Size(64, 3, 4, 128, 5e-3),  # for a CPU
+    "small": Size(128, 4, 4, 256, 3e-3),
+    "medium": Size(384, 6, 6, 256, 1e-3),
+    "large": Size(768, 14, 12, 256, 5e-4),
+}
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each after a norm and around a shortcut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.projection = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.projection(attended)
+        return x + self.down(gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Predicts each byte of a text from those before it."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(START + 1, size.width)
+        self.positions = nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, START, bias=False)
+        for name, param in self.named_parameters():
+            if param.dim() == 2:
+                residual = name.endswith(("projection.weight", "down.weight"))
+                nn.init.normal_(param, std=0.02 / math.sqrt(2 * size.layers) if residual else 0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return logits of every byte and of one more after the last, up to the context."""
+        tokens = pad(text, (1, 0), value=START)[:, : len(self.positions.weight)]
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            return self.head(self.norm(self.blocks(x)))
+
+
+def load_rotated(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Give a plain model the weights and the rotations of one that was rotated."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            sides = (f"{name}.parametrizations.weight.0.{side}" for side in ("outer", "inner"))
+            rotation = Rotation(*(state.get(side) for side in sides))
+            parametrize.register_parametrization(layer, "weight", rotation)
+    model.load_state_dict(state)
+
+
+def loss_of(model: nn.Module, text: Tensor) -> Tensor:
+    """Return the mean loss in nats per byte."""
+    return cross_entropy(model(text).flatten(0, 1).float(), text.flatten())
+
+
+@torch.no_grad()
+def sample_text(model: nn.Module, context: int, count: int, device: torch.device) -> Tensor:
+    """Return texts that the model samples from the start token, at temperature 1."""
+    text = torch.empty(count, 0, dtype=torch.long, device=device)
+    for _ in range(context):
+        chances = model(text)[:, -1].float().softmax(-1)
+        text = torch.cat([text, torch.multinomial(chances, 1)], 1)
+    return text
