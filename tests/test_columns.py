@@ -15,9 +15,8 @@ from scipy import stats
 from syngap.experiments.config import Experiment, read, shipped
 from syngap.experiments.folder import read_runs
 from syngap.report import paper
-from syngap.report.columns import columns, usual
 from syngap.report.rows import Row, rows
-from syngap.report.table import markdown, table
+from syngap.report.tables import columns, default_columns, markdown, table
 
 Ends = dict[str, list[tuple[float, float]]]
 
@@ -73,7 +72,7 @@ def test_the_difference_to_er_is_over_shared_seeds(tmp_path: Path) -> None:
 
 def test_without_a_row_called_er_there_is_no_difference_to_it(tmp_path: Path) -> None:
     found = made(tmp_path, {"sgd": [(0, 90)], "syngap": [(40, 60)]})
-    assert "ACC-ER" not in usual(found)
+    assert "ACC-ER" not in default_columns(found)
     assert "ACC - ER" not in markdown(found)
     assert "ACC - ER" in markdown(made(tmp_path / "b", {"sgd": [(0, 90)], "er": [(40, 60)]}))
 
@@ -116,14 +115,14 @@ def test_without_its_columns_nothing_is_said_of_the_paper(tmp_path: Path) -> Non
 
 
 def test_core50_says_that_its_split_was_probably_another() -> None:
-    assert paper.quoted("core50-nc", "joint")["ACC"].mean == 99.60
+    assert paper.quotes("core50-nc", "joint")["ACC"].mean == 99.60
     assert any("probably by frame" in note for note in paper.notes("core50-nc"))
     assert not any("CORe50" in note for note in paper.notes("table2-ablation"))
 
 
 def test_the_ablation_has_the_numbers_of_its_own_table() -> None:
-    assert paper.quoted("table2-ablation", "er")["FM"].mean == 54.23
-    assert paper.quoted("table1-cifar100-tuned", "er")["FM"].mean == 48.56
+    assert paper.quotes("table2-ablation", "er")["FM"].mean == 54.23
+    assert paper.quotes("table1-cifar100-tuned", "er")["FM"].mean == 48.56
     assert "Its ablations come without a spread." in paper.notes("table2-ablation")
     assert "Its ablations come without a spread." not in paper.notes("table1-cifar100-tuned")
 

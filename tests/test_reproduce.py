@@ -18,7 +18,7 @@ from syngap.experiments import engine
 from syngap.experiments.folder import read_run, read_runs
 from syngap.experiments.keep import keep
 from syngap.metrics import accuracy, half_prediction
-from syngap.report.reproduction import reproduced, told
+from syngap.report.reproduction import describe, reproductions
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -191,16 +191,16 @@ def test_a_single_recorded_seed_gives_no_verdict(tmp_path: Path) -> None:
     for name, end in (("there", 60), ("here", 90)):
         write_experiment(tmp_path / name, {}, ())
         write_run(tmp_path / name, "er", Made("er"), 0, R=[[90, 0], [end, end]], every=50)
-    (row,) = reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
+    (row,) = reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
     assert row.inside is None
-    assert "  +30.00; a single recorded seed has no spread to be inside of" in told(row)
+    assert "  +30.00; a single recorded seed has no spread to be inside of" in describe(row)
 
 
 def test_runs_that_have_not_finished_are_not_compared(tmp_path: Path) -> None:
     for name in ("there", "here"):
         write_experiment(tmp_path / name, {"er": Made("er")}, (0, 1), every=50)
     write_run(tmp_path / "here", "er", Made("er"), 1, state="failed", tasks_done=1)
-    (row,) = reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
+    (row,) = reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
     assert (row.here.seeds, row.recorded.seeds) == (1, 2)
     write_run(tmp_path / "here", "er", Made("er"), 0, state="failed", tasks_done=1)
-    assert reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here")) == []
+    assert reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here")) == []
