@@ -111,14 +111,14 @@ def test_what_is_no_curve_is_refused(options: str, message: str, tmp_path: Path)
 def test_a_gain_is_taken_seed_by_seed_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     write_experiment(folder, {}, ())
-    for seed, (low, high, above) in enumerate([(10, 30, 2), (20, 40, 4), (30, 50, 6)]):
+    for seed, (low, high, above) in enumerate([(10, 30, 2), (20, 40, 4), (30, 50, 6), (5, 5, 9)]):
         written(folder, "er", low, seed, lr=0.1)
         written(folder, "er_high", high, seed, lr=1.0)
         written(folder, "other", low + above, seed, lr=0.1, buffer=7)
-        if seed < 2:
+        if seed < 3:
             written(folder, "other_high", high + above, seed, lr=1.0, buffer=7)
-    # Differences are 2 and 4: mean 3, sd √2, and t of one degree of freedom is 12.706.
-    expected = "+3.0 (95 % interval −9.7 to +15.7, 2 of 3 seeds)"
+    # Differences are 2, 4 and 6: mean 4, sd 2, and t of two degrees of freedom is 4.303.
+    expected = "+4.0 (95 % interval −1.0 to +9.0, 3 of 4 seeds)"
     assert run_query("gain a other er", Results(tmp_path)) == expected
     with pytest.raises(UserError, match="no gain over itself"):
         run_query("gain a er er", Results(tmp_path))

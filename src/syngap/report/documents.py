@@ -25,6 +25,7 @@ from syngap.report import curves, paper
 from syngap.report.results import Results, search_table
 from syngap.report.rows import MEASURES
 from syngap.report.statistics import (
+    TOO_FEW_SEEDS,
     Spread,
     format_number,
     half_width,
@@ -344,12 +345,14 @@ def _mean(value: Spread | None) -> Spread | None:
 
 
 def _interval(difference: Spread, places: int, note: str) -> str:
-    """Return a difference with its 95 % interval, which a single seed has none of."""
+    """Return a difference with its 95 % interval, or that there are too few seeds for one."""
     mean, width = format_number(_mean(difference), places, "+"), half_width(difference)
     if width is None:
-        return mean
-    low, high = (_bound(difference.mean + side * width, places) for side in (-1, 1))
-    return f"{mean} (95 % interval {low} to {high}{f', {note}' if note else ''})"
+        interval = TOO_FEW_SEEDS
+    else:
+        low, high = (_bound(difference.mean + side * width, places) for side in (-1, 1))
+        interval = f"95 % interval {low} to {high}"
+    return f"{mean} ({', '.join(filter(None, [interval, note]))})"
 
 
 def _bound(value: float, places: int) -> str:

@@ -95,29 +95,24 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
         alone = "No other method has finished to compare it with."
         return f"{ours.label} ends at {_end(ours)}. {alone}"
     found = [compare(ours, row) for row in theirs]
-    settings = _settings(ours, theirs)
     decided = [each for each in found if verdict(each.accuracy) is not None]
-    if not decided:
+    undecided = [_in_list(each.rival) for each in found if each not in decided]
+    if decided:
+        forgetting = {each.rival: each.forgetting for each in decided}
+        accuracy = {each.rival: each.accuracy for each in decided}
+        findings = [
+            _sentence(f"{ours.label} forgets ", _FORGETS, forgetting, numbers),
+            _sentence("It ends ", _ENDS, accuracy, numbers),
+        ]
+        few = [f"Too few shared seeds to compare it with {rival}." for rival in undecided]
+    else:
         ends = [
             f"{_in_list(row.label)} ends at {format_number(row.spread('ACC'))} %"
             for row in (ours, *theirs)
         ]
-        return f"Too few seeds for a verdict: {_join(ends)}. {_cost(found)} {settings}".strip()
-    forgetting = {each.rival: each.forgetting for each in decided}
-    accuracy = {each.rival: each.accuracy for each in decided}
-    sentences = [
-        _sentence(f"{ours.label} forgets ", _FORGETS, forgetting, numbers),
-        _sentence("It ends ", _ENDS, accuracy, numbers),
-        _cost(found),
-        settings,
-        *(
-            f"Too few shared seeds to compare it with {_in_list(each.rival)}."
-            for each in found
-            if each not in decided
-        ),
-        _all_diverged(rows),
-    ]
-    return " ".join(filter(None, sentences))
+        findings, few = [f"Too few seeds for a verdict: {_join(ends)}."], []
+    rest = [_cost(found), _settings(ours, theirs), *few, _all_diverged(rows)]
+    return " ".join(filter(None, [*findings, *rest]))
 
 
 _NONE = "No run has finished yet."

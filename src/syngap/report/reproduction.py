@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from syngap.experiments.folder import Run
 from syngap.metrics import accuracy, half_prediction, mean_and_spread
 from syngap.report.rows import labels
-from syngap.report.statistics import Spread, format_spread
+from syngap.report.statistics import FEWEST_SEEDS, TOO_FEW_SEEDS, Spread, format_spread
 
 __all__ = ["Reproduction", "SeedPair", "describe", "reproductions"]
 
@@ -53,8 +53,8 @@ class Reproduction:
 
     @property
     def expected(self) -> float | None:
-        """How far it may be; None where a single recorded seed has no spread."""
-        if self.recorded.sd is None:
+        """How far it may be; None where too few seeds are recorded."""
+        if self.recorded.sd is None or self.recorded.seeds < FEWEST_SEEDS:
             return None
         return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
 
@@ -103,7 +103,8 @@ def describe(row: Reproduction) -> list[str]:
 
 def _verdict(row: Reproduction) -> str:
     if row.expected is None:
-        return f"{row.difference:+.2f}; a single recorded seed has no spread to be inside of"
+        count = f"{row.recorded.seeds} recorded, an interval needs {FEWEST_SEEDS}"
+        return f"{row.difference:+.2f}; {TOO_FEW_SEEDS}: {count}"
     word = "inside" if row.inside else "OUTSIDE"
     return f"{word}: {row.difference:+.2f}, expected within ± {row.expected:.2f} (95 %)"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,11 +39,13 @@ class Measure:
         name: its short name, as `syngap.metrics.summarise` has it.
         better: "up" where more is better, "down" where less is, None where it depends.
         definition: in one line.
+        floor: a smaller value counts as this one where the best is marked, and is not best itself.
     """
 
     name: str
     better: str | None
     definition: str
+    floor: float = -math.inf
 
     @property
     def heading(self) -> str:
@@ -64,6 +67,7 @@ MEASURES = {
             "down",
             "forgetting: how far tasks are, after the last one, below the best they had reached "
             "before it; mean over all tasks but the last, in points",
+            floor=0.0,
         ),
         Measure(
             "INT",

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from syngap.metrics import half_interval, mean_and_spread
 
 __all__ = [
+    "FEWEST_SEEDS",
+    "TOO_FEW_SEEDS",
     "Spread",
     "finite",
     "format_number",
@@ -25,6 +27,10 @@ __all__ = [
     "time_ratio",
     "verdict",
 ]
+
+
+FEWEST_SEEDS = 3  # of an interval: with two, Student's t is 12.7 and the interval says nothing
+TOO_FEW_SEEDS = "too few seeds"  # in the place of an interval
 
 
 class Spread(NamedTuple):
@@ -67,15 +73,22 @@ def time_ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float 
 
 
 def half_width(difference: Spread) -> float | None:
-    """Return half the 95 % interval of a difference, by Student's t; None for a single seed."""
-    return None if difference.sd is None else half_interval(difference.sd, difference.seeds)
+    """Return half the 95 % interval of a difference, by Student's t; None for too few seeds.
+
+    Examples:
+        >>> half_width(Spread(2.0, 1.0, 2)), round(half_width(Spread(2.0, 1.0, 3)), 2)
+        (None, 2.48)
+    """
+    if difference.sd is None or difference.seeds < FEWEST_SEEDS:
+        return None
+    return half_interval(difference.sd, difference.seeds)
 
 
 def verdict(difference: Spread | None) -> int | None:
-    """Return the sign of a difference, 0 where its 95 % interval holds zero, None for one seed.
+    """Return the sign of a difference, 0 if its 95 % interval holds zero, None for too few seeds.
 
     Examples:
-        >>> verdict(Spread(2.0, 1.0, 5)), verdict(Spread(2.0, 1.0, 3)), verdict(Spread(9.0, None))
+        >>> verdict(Spread(2.0, 1.0, 5)), verdict(Spread(2.0, 1.0, 3)), verdict(Spread(9.0, 1.0, 2))
         (1, 0, None)
     """
     width = None if difference is None else half_width(difference)

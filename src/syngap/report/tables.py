@@ -17,7 +17,13 @@ from syngap.experiments.config import Experiment, read, shipped
 from syngap.experiments.folder import Run
 from syngap.report import paper
 from syngap.report.rows import MEASURES, Row, concurrency_note, concurrent_runs, omissions
-from syngap.report.statistics import Spread, format_spread, half_width, paired_difference
+from syngap.report.statistics import (
+    TOO_FEW_SEEDS,
+    Spread,
+    format_spread,
+    half_width,
+    paired_difference,
+)
 
 __all__ = [
     "Column",
@@ -148,7 +154,7 @@ def columns(
 def best_rows(rows: Sequence[Row], measure: str) -> set[str]:
     """Return the names of the rows with the best mean as it is shown, joint training apart.
 
-    Where all rows are equal, none is best.
+    Rows that tie are all best; where all rows tie, none is.
     """
     places = decimals(rows, measure)
     means = {
@@ -163,13 +169,20 @@ def best_rows(rows: Sequence[Row], measure: str) -> set[str]:
 def best_keys(means: Mapping[_Key, float], measure: str) -> set[_Key]:
     """Return the keys with the best mean; of a measure without a better end there is none.
 
+    A mean below the measure's floor counts as the floor, and is never best itself: a negative FM
+    is no forgetting, and says that tasks were learned late, not that less was forgotten.
+
     Examples:
         >>> best_keys({"er": 50.0, "sgd": 20.0}, "ACC"), best_keys({"er": 9.0, "sgd": 80.0}, "FM")
         ({'er'}, {'er'})
+        >>> best_keys({"er": 9.0, "mean": -1.0}, "FM"), best_keys({"er": 0.0, "mean": -1.0}, "FM")
+        (set(), {'er'})
     """
     sign = {"up": 1, "down": -1, None: 0}[MEASURES[measure].better]
-    scores = {key: sign * mean for key, mean in means.items()}
-    return {key for key, score in scores.items() if sign and score == max(scores.values())}
+    floor = MEASURES[measure].floor
+    scores = {key: sign * max(mean, floor) for key, mean in means.items()}
+    best = {key for key, score in scores.items() if sign and score == max(scores.values())}
+    return {key for key in best if means[key] >= floor}
 
 
 def decimals(rows: Sequence[Row], measure: str) -> int:
@@ -240,7 +253,7 @@ def _column(rows: Sequence[Row], name: str, among: Sequence[Row]) -> Column:
         cells = _align([format_spread(row.spread(name), places) for row in rows])
         return Column(name, MEASURES[name].heading, cells, best_rows(rows, name))
     if name == _DIFFERENCE:
-        cells = _align([format_spread(_difference(row, among), sign="+") for row in rows])
+        cells = _align([_format_difference(_difference(row, among)) for row in rows])
         return Column(name, "ACC - ER", cells, set())
     if name in _paper_columns():
         cells = _align([format_spread(_quote(row, name)) for row in rows])
@@ -251,12 +264,19 @@ def _column(rows: Sequence[Row], name: str, among: Sequence[Row]) -> Column:
 
 
 def _difference(row: Row, among: Sequence[Row]) -> Spread | None:
-    """Return the row's ACC less that of ER with the same seeds, and half its 95 % interval."""
+    """Return the row's ACC less that of ER with the same seeds."""
     er = next((other for other in among if other.name == "er"), None)
     if er is None or er.name == row.name:
         return None
-    found = paired_difference(row.values["ACC"], er.values["ACC"])
-    return found and Spread(found.mean, half_width(found), found.seeds)
+    return paired_difference(row.values["ACC"], er.values["ACC"])
+
+
+def _format_difference(difference: Spread | None) -> tuple[str, str]:
+    """Return a difference and half its 95 % interval as text, or that there are too few seeds."""
+    if difference is None:
+        return format_spread(None)
+    mean, half = format_spread(Spread(difference.mean, half_width(difference)), sign="+")
+    return mean, half or TOO_FEW_SEEDS
 
 
 def _paper_columns() -> list[str]:
@@ -270,8 +290,14 @@ def _quote(row: Row, name: str) -> Spread | None:
 def _align(pairs: Sequence[tuple[str, str]]) -> list[str]:
     if not pairs:
         return []
-    left, right = (max(map(len, part)) for part in zip(*pairs, strict=True))
-    texts = [f"{mean:>{left}}" + (f" ± {sd:>{right}}" if sd else "") for mean, sd in pairs]
+    left = max(len(mean) for mean, _ in pairs)
+    right = max((len(sd) for _, sd in pairs if sd != TOO_FEW_SEEDS), default=0)
+
+    def text(mean: str, sd: str) -> str:
+        after = f" ({sd})" if sd == TOO_FEW_SEEDS else f" ± {sd:>{right}}" if sd else ""
+        return f"{mean:>{left}}{after}"
+
+    texts = [text(*pair) for pair in pairs]
     return [text.ljust(max(map(len, texts))) for text in texts]
 
 
