@@ -16,7 +16,7 @@ from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.report.curves import Sweep, sweeps, variants
 from syngap.report.figures import every_figure, landscape_figure, plasticity_figure, sweep_figure
 from syngap.report.landscapes import contour_levels
-from syngap.report.page import page_data
+from syngap.report.page import embed_json, page_data
 from syngap.report.rows import rows
 from syngap.report.series import layers, plasticity_curve
 
@@ -219,6 +219,25 @@ def test_landscapes_beside_runs_are_no_runs(tmp_path, capsys):
     assert [run.row for run in read_runs(tmp_path)] == ["er"]
     assert [found.row for found in read_landscapes(tmp_path)] == ["sgd"]
     assert called(capsys, "report", tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), None], ids=str)
+def test_a_number_that_is_not_finite_is_null_on_the_page_and_the_highest_level_in_a_figure(
+    runs, landscapes, tmp_path, value
+):
+    first = landscapes[0]
+    loss = [[value, *line[1:]] for line in first.grid.loss]
+    points = dict.fromkeys(first.losses_at_points, value)
+    damaged = replace(first, grid=replace(first.grid, loss=loss), losses_at_points=points)
+    found = json.loads(embed_json(page_data(runs, rows(runs), [damaged])))
+    (drawn,) = found["landscapes"]
+    assert [line[0] for line in drawn["grid"]["loss"]] == [None] * len(loss)
+    assert drawn["losses"] == dict.fromkeys(points)
+    assert found["levels"] == contour_levels([damaged])
+    landscape_figure([damaged], tmp_path / "a.svg")
+    missing = [[None, *line[1:]] for line in first.grid.loss]
+    landscape_figure([replace(first, grid=replace(first.grid, loss=missing))], tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_page_data_of_landscapes_are_short(runs, landscapes):

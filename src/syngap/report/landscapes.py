@@ -50,7 +50,7 @@ def landscape_data(landscapes: Sequence[Landscape]) -> dict[str, Any]:
         "landscapes": [
             {
                 "label": label,
-                "losses": each.losses_at_points,
+                "losses": {name: finite(loss) for name, loss in each.losses_at_points.items()},
                 "grid": _grid(each.grid),
                 "random": _grid(each.random) if each.random else None,
             }
