@@ -130,7 +130,10 @@ def test_differences_are_shown_for_each_rival(opened):
     names = texts(opened, "#against tbody th span:first-child")
     assert names == ["ER", "SGD", "DER++"]
     assert "forgets less" in text(opened, "#against tbody tr:nth-child(2)")
-    assert "2 seeds" in text(opened, "#against tbody tr:first-child")
+    er = text(opened, "#against tbody tr:first-child")
+    assert "2 seeds" in er
+    assert er.count("too few seeds") == 2, "in place of both intervals"
+    assert "±" not in er
     assert text(opened, "#scope") == f"5 tasks · {len(DEMO)} rows · 3 seeds"
 
 
