@@ -55,7 +55,7 @@ DEMO = {
 }
 
 
-# The same methods at several rates, as `syngap.report.sweeps` finds them.
+# The same methods at several rates, as `syngap.report.curves.sweeps` finds them.
 RATES = {
     "er": Made("er", 90, 0.80, options={"lr": 0.1, "buffer": 200}),
     "er_lr0.3": Made("er", 80, 0.80, options={"lr": 0.3, "buffer": 200}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,9 +16,13 @@ from scipy import stats
 from syngap.experiments.config import Experiment, read, shipped
 from syngap.experiments.folder import read_runs
 from syngap.report import paper
-from syngap.report.columns import columns, usual
+from syngap.report.documents import run_query
+from syngap.report.headline import headline
+from syngap.report.page import page_data
+from syngap.report.reproduction import describe, reproductions
+from syngap.report.results import Results
 from syngap.report.rows import Row, rows
-from syngap.report.table import markdown, table
+from syngap.report.tables import best_rows, columns, default_columns, markdown, table
 
 Ends = dict[str, list[tuple[float, float]]]
 
@@ -67,13 +72,13 @@ def test_the_difference_to_er_is_over_shared_seeds(tmp_path: Path) -> None:
     made(tmp_path, {**ends, "adam": [(0, 0), (40, 80)]})
     shutil.rmtree(tmp_path / "er-0")
     found = rows(read_runs(tmp_path))
-    assert column(found, "ACC-ER")["sgd"].startswith("-7.50 ± ")  # seeds 1 and 2: -5 and -10
-    assert column(found, "ACC-ER")["adam"] == "+10.00", "one seed has no interval"
+    assert column(found, "ACC-ER")["sgd"].startswith("-7.50 ")  # seeds 1 and 2: -5 and -10
+    assert column(found, "ACC-ER")["adam"].startswith("+10.00 ")
 
 
 def test_without_a_row_called_er_there_is_no_difference_to_it(tmp_path: Path) -> None:
     found = made(tmp_path, {"sgd": [(0, 90)], "syngap": [(40, 60)]})
-    assert "ACC-ER" not in usual(found)
+    assert "ACC-ER" not in default_columns(found)
     assert "ACC - ER" not in markdown(found)
     assert "ACC - ER" in markdown(made(tmp_path / "b", {"sgd": [(0, 90)], "er": [(40, 60)]}))
 
@@ -116,14 +121,14 @@ def test_without_its_columns_nothing_is_said_of_the_paper(tmp_path: Path) -> Non
 
 
 def test_core50_says_that_its_split_was_probably_another() -> None:
-    assert paper.quoted("core50-nc", "joint")["ACC"].mean == 99.60
+    assert paper.quotes("core50-nc", "joint")["ACC"].mean == 99.60
     assert any("probably by frame" in note for note in paper.notes("core50-nc"))
     assert not any("CORe50" in note for note in paper.notes("table2-ablation"))
 
 
 def test_the_ablation_has_the_numbers_of_its_own_table() -> None:
-    assert paper.quoted("table2-ablation", "er")["FM"].mean == 54.23
-    assert paper.quoted("table1-cifar100-tuned", "er")["FM"].mean == 48.56
+    assert paper.quotes("table2-ablation", "er")["FM"].mean == 54.23
+    assert paper.quotes("table1-cifar100-tuned", "er")["FM"].mean == 48.56
     assert "Its ablations come without a spread." in paper.notes("table2-ablation")
     assert "Its ablations come without a spread." not in paper.notes("table1-cifar100-tuned")
 
@@ -187,3 +192,105 @@ def test_long_names_are_folded_before_columns_are_left_out(tmp_path: Path) -> No
     text = drawn(rows(read_runs(tmp_path)), 110)
     assert "seconds ↓" in text
     assert re.search(r"^ *long as a sentence of its own *$", text, re.MULTILINE), text
+
+
+# The best of a column
+
+
+@pytest.mark.parametrize(
+    ("forgetting", "best"),
+    [
+        ({"er": 5, "sgd": 9, "adam": -3}, set()),  # it forgot nothing, and is not best
+        ({"er": 0, "sgd": 9, "adam": -3}, {"er"}),
+        ({"er": 0, "sgd": 0, "adam": -3}, {"er", "sgd"}),  # rows that tie share
+        ({"er": -1, "sgd": -2, "adam": -3}, set()),
+        ({"er": 5, "sgd": 9, "adam": 7}, {"er"}),
+    ],
+    ids=str,
+)
+def test_a_negative_forgetting_is_never_the_best(
+    forgetting: dict[str, float], best: set[str], tmp_path: Path
+) -> None:
+    found = made(tmp_path, {row: [(90 - points, 50)] for row, points in forgetting.items()})
+    assert best_rows(found, "FM") == best
+    lines = markdown(found, ["FM"]).splitlines()[2:5]
+    assert {row.name for row, line in zip(found, lines, strict=True) if "**" in line} == best
+    assert not re.search(r"-\d\.\d\d\*", drawn(found, 200).split("INT")[0])
+    (fm,) = (m for m in page_data([], found)["measures"] if m["name"] == "FM")
+    assert set(fm["best"]) == best
+
+
+def test_a_negative_forgetting_is_not_the_best_of_a_curve(tmp_path: Path) -> None:
+    rates = {"er": (0.1, 5), "er_mid": (0.3, 0), "er_high": (1.0, -3)}
+    write_experiment(tmp_path / "a", {}, ())
+    for row, (lr, points) in rates.items():
+        method = Made("er", options={"lr": lr})
+        R = [[90, 0], [90 - points, 50]]
+        write_run(tmp_path / "a", row, method, 0, R=R, every=50, extra={"experiment": "a"})
+    *_, line = run_query("curve a methods=er measure=FM", Results(tmp_path)).splitlines()
+    assert line == "| ER | 5.0 | **0.0** | -3.0 |"
+
+
+def test_other_measures_are_best_below_zero_too(tmp_path: Path) -> None:
+    found = made(tmp_path, {"er": [(40, 95)], "sgd": [(40, 91)], "joint": [(90, 90)]})
+    assert best_rows(found, "INT") == {"er"}
+    assert found[0].values["INT"][0] < 0
+
+
+# Too few seeds for an interval
+
+
+def all_intervals(folder: Path, seeds: int) -> dict[str, str]:
+    """Return every text that shows a difference with its interval, by where it is shown."""
+    experiment = folder / "a"
+    write_experiment(experiment, {}, ())
+    for seed in range(seeds):
+        for row, lr, above in (("er", 0.1, 0), ("er_high", 1.0, 0), ("syngap", 0.1, 5 + seed)):
+            end = 40 + 3 * seed + above
+            method = Made(row.partition("_")[0], options={"lr": lr})
+            R = [[90, 0], [end, end]]
+            write_run(experiment, row, method, seed, R=R, every=50, extra={"experiment": "a"})
+        write_run(
+            experiment, "syngap_high", Made("syngap", options={"lr": 1.0}), seed,
+            R=[[90, 0], [50 + 4 * seed] * 2], every=50, extra={"experiment": "a"},
+        )  # fmt: skip
+    runs = read_runs(experiment)
+    found = rows(runs)
+    (reproduction,) = [r for r in reproductions(runs, runs) if r.label == "SynGAP"]
+    return {
+        "markdown": markdown(found, ["ACC-ER"]),
+        "terminal": drawn(found, 200),
+        "headline": headline(found),
+        "page": json.dumps(page_data(runs, found)["against"]),
+        "difference": run_query("difference a syngap er ACC", Results(folder)),
+        "gain": run_query("gain a syngap er", Results(folder)),
+        "reproduce": "\n".join(describe(reproduction)),
+    }
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_have_no_interval_anywhere(seeds: int, tmp_path: Path) -> None:
+    found = all_intervals(tmp_path, seeds)
+    page = json.loads(found.pop("page"))
+    assert [(each["accuracy"][1], each["ends"], each["forgets"]) for each in page] == [
+        (None, None, None)
+    ]
+    for place, text in found.items():
+        assert "too few seeds" in text.lower(), place
+        assert "95 % interval " not in text.replace("95 % interval (Student's t)", ""), place
+    assert "+5.00 (too few seeds)" in all_intervals(tmp_path / "one", 1)["markdown"]
+    assert not re.search(r"[+-]\d+\.\d+ ± ", found["markdown"] + found["terminal"])
+    assert "within ±" not in found["reproduce"]
+
+
+def test_three_seeds_have_an_interval_everywhere(tmp_path: Path) -> None:
+    found = all_intervals(tmp_path, 3)
+    assert not any("too few seeds" in text.lower() for text in found.values())
+    half = stats.t.ppf(0.975, 2) / 3**0.5  # of differences 5, 6 and 7
+    assert f"+6.00 ± {half:.2f}" in found["markdown"]
+    assert f"+6.00 ± {half:.2f}" in found["terminal"]
+    assert f"+6.0 ± {half:.1f}" in found["headline"]
+    assert json.loads(found["page"])[0]["accuracy"] == [6.0, round(half, 4)]
+    assert found["difference"] == f"+6.0 (95 % interval +{6 - half:.1f} to +{6 + half:.1f})"
+    assert "95 % interval" in found["gain"]
+    assert "expected within ± " in found["reproduce"]

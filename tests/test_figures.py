@@ -13,13 +13,12 @@ from tiny import called
 from syngap.errors import UserError
 from syngap.experiments.folder import read_runs
 from syngap.experiments.landscapes.surface import read_landscapes
-from syngap.report.data import data
+from syngap.report.curves import Sweep, sweeps, variants
 from syngap.report.figures import every_figure, landscape_figure, plasticity_figure, sweep_figure
-from syngap.report.layers import layers
-from syngap.report.levels import levels
+from syngap.report.landscapes import contour_levels
+from syngap.report.page import embed_json, page_data
 from syngap.report.rows import rows
-from syngap.report.series import plasticity_curve
-from syngap.report.sweeps import Sweep, sweeps, variants
+from syngap.report.series import layers, plasticity_curve
 
 pytest.importorskip("matplotlib")
 
@@ -85,9 +84,9 @@ def test_rows_without_a_finished_seed_are_no_point(tmp_path):
     (line,) = sweep.lines
     assert line.values == [0.1, 0.3]
     assert sweep.values == [0.1, 0.3, 1.0], "but have their place"
-    assert sweep.missing == ["ER at 1 (0 of 1 seeds)"]
+    assert sweep.omissions == ["ER at 1 (0 of 1 seeds)"]
     sweep_figure(sweep, tmp_path / "with.svg")
-    sweep_figure(Sweep("lr", [replace(line, lost={})]), tmp_path / "without.svg")
+    sweep_figure(Sweep("lr", [replace(line, unfinished={})]), tmp_path / "without.svg")
     drawn = {name: (tmp_path / f"{name}.svg").read_text() for name in ("with", "without")}
     assert drawn["with"].count("<use ") > drawn["without"].count("<use ")
 
@@ -137,11 +136,11 @@ def test_levels_are_round_and_hold_every_loss(tmp_path, low, high, expected):
     content["loss"] = [[low, high], [None, high]]
     path.write_text(json.dumps(content))
     (found,) = read_landscapes(tmp_path)
-    assert levels([found.grid]) == pytest.approx(expected)
+    assert contour_levels([found]) == pytest.approx(expected)
 
 
 def test_levels_end_where_there_are_enough(landscapes):
-    assert len(levels([landscapes[0].grid], most=3)) == 3
+    assert len(contour_levels(landscapes[:1], most=3)) == 3
 
 
 # Figures
@@ -222,8 +221,27 @@ def test_landscapes_beside_runs_are_no_runs(tmp_path, capsys):
     assert called(capsys, "report", tmp_path)[0] == 0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), None], ids=str)
+def test_a_number_that_is_not_finite_is_null_on_the_page_and_the_highest_level_in_a_figure(
+    runs, landscapes, tmp_path, value
+):
+    first = landscapes[0]
+    loss = [[value, *line[1:]] for line in first.grid.loss]
+    points = dict.fromkeys(first.losses_at_points, value)
+    damaged = replace(first, grid=replace(first.grid, loss=loss), losses_at_points=points)
+    found = json.loads(embed_json(page_data(runs, rows(runs), [damaged])))
+    (drawn,) = found["landscapes"]
+    assert [line[0] for line in drawn["grid"]["loss"]] == [None] * len(loss)
+    assert drawn["losses"] == dict.fromkeys(points)
+    assert found["levels"] == contour_levels([damaged])
+    landscape_figure([damaged], tmp_path / "a.svg")
+    missing = [[None, *line[1:]] for line in first.grid.loss]
+    landscape_figure([replace(first, grid=replace(first.grid, loss=missing))], tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
 def test_page_data_of_landscapes_are_short(runs, landscapes):
-    found = data(runs, rows(runs), landscapes)
+    found = page_data(runs, rows(runs), landscapes)
     assert [each["label"] for each in found["landscapes"]] == ["SGD", "ER", "SynGAP"]
     assert found["landscapes"][0]["grid"]["loss"][-1][-1] is None
     assert max(len(json.dumps(v)) for v in found["landscapes"][0]["grid"]["loss"][0]) <= 7

@@ -20,10 +20,10 @@ from runfolders import (
 
 from syngap.experiments.folder import read_runs
 from syngap.experiments.landscapes.surface import read_landscapes
-from syngap.report.differences import half
-from syngap.report.headline import against, rivals, subject
+from syngap.report.headline import compare, rivals, subject
 from syngap.report.page import write_page
 from syngap.report.rows import rows
+from syngap.report.statistics import half_width
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix" or not FOUND, reason="no Chromium on this machine"),
@@ -130,7 +130,10 @@ def test_differences_are_shown_for_each_rival(opened):
     names = texts(opened, "#against tbody th span:first-child")
     assert names == ["ER", "SGD", "DER++"]
     assert "forgets less" in text(opened, "#against tbody tr:nth-child(2)")
-    assert "2 seeds" in text(opened, "#against tbody tr:first-child")
+    er = text(opened, "#against tbody tr:first-child")
+    assert "2 seeds" in er
+    assert er.count("too few seeds") == 2, "in place of both intervals"
+    assert "±" not in er
     assert text(opened, "#scope") == f"5 tasks · {len(DEMO)} rows · 3 seeds"
 
 
@@ -146,9 +149,9 @@ def test_the_best_other_method_is_said_to_be_chosen_where_it_is_a_rival(browser,
 
 def test_differences_have_the_interval_that_the_headline_goes_by(opened, demo):
     found = rows(read_runs(demo.parent / "runs"))
-    sgd = against(subject(found), rivals(found)[1]).accuracy
+    sgd = compare(subject(found), rivals(found)[1]).accuracy
     shown = text(opened, "#against tbody tr:nth-child(2) td .decided")
-    assert shown == f"+{sgd.mean:.1f} ± {half(sgd):.1f}"
+    assert shown == f"+{sgd.mean:.1f} ± {half_width(sgd):.1f}"
 
 
 def test_search_is_told_by_row(opened):

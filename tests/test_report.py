@@ -17,13 +17,12 @@ from runfolders import DEMO, Made, write_experiment, write_run
 from syngap.errors import UserError
 from syngap.experiments.files import alone_in
 from syngap.experiments.folder import read_run, read_runs
-from syngap.report.data import data
 from syngap.report.figures import accuracy_figure
-from syngap.report.headline import against, headline, rivals, subject
-from syngap.report.page import embedded, page, write_page
-from syngap.report.rows import MEASURES, missing, rows
+from syngap.report.headline import compare, headline, rivals, subject
+from syngap.report.page import embed_json, page, page_data, write_page
+from syngap.report.rows import MEASURES, omissions, rows
 from syngap.report.series import accuracy_curve, boundaries, plasticity_curve
-from syngap.report.table import best, markdown, table
+from syngap.report.tables import best_rows, markdown, table
 
 NOON = datetime(2025, 11, 15, 12, tzinfo=timezone.utc)
 
@@ -80,13 +79,13 @@ def test_intransigence_is_against_the_joint_run_of_the_same_seed(tmp_path):
 def test_intransigence_is_unknown_without_joint_run(tmp_path):
     (row,) = rows(experiment(tmp_path, {"er": [(50, 80)]}))
     assert row.spread("INT") is None
-    assert missing([row]) == []
+    assert omissions([row]) == []
 
 
 def test_missing_joint_seed_is_named(tmp_path):
     er, joint = rows(experiment(tmp_path, {"er": [(50, 80), (50, 80)], "joint": [(95, 85)]}))
     assert er.values["INT"] == {0: 5}
-    assert missing([er, joint]) == [
+    assert omissions([er, joint]) == [
         "Joint, seed 1: not begun",
         "INT, seed 1, for want of its joint run: ER",
     ]
@@ -106,7 +105,7 @@ def test_every_run_is_counted_or_named(tmp_path):
     shutil.rmtree(tmp_path / "sgd-2")
     er, sgd = rows(read_runs(tmp_path))
     assert (er.seeds, sgd.seeds) == ((0, 2), (1,))
-    assert missing([er, sgd]) == [
+    assert omissions([er, sgd]) == [
         "ER, seed 1: stopped at step 200 of 500",
         "SGD, seed 0: failed at step 100 of 500: RuntimeError: out of memory",
         "SGD, seed 2: not begun",
@@ -121,8 +120,8 @@ def test_a_run_is_running_while_a_process_is_at_it(tmp_path):
     write_experiment(tmp_path, {"er": DEMO["er"]}, (0,), every=50)
     folder = write_run(tmp_path, "er", DEMO["er"], 0, state="running", tasks_done=2)
     with alone_in(folder):
-        assert missing(rows(read_runs(tmp_path))) == ["ER, seed 0: running at step 200 of 500"]
-    assert missing(rows(read_runs(tmp_path))) == ["ER, seed 0: stopped at step 200 of 500"]
+        assert omissions(rows(read_runs(tmp_path))) == ["ER, seed 0: running at step 200 of 500"]
+    assert omissions(rows(read_runs(tmp_path))) == ["ER, seed 0: stopped at step 200 of 500"]
 
 
 def test_what_the_experiment_asks_for_and_nobody_began_is_counted(tmp_path):
@@ -134,9 +133,10 @@ def test_what_the_experiment_asks_for_and_nobody_began_is_counted(tmp_path):
     runs = read_runs(tmp_path)
     found = rows(runs)
     assert [row.name for row in found] == list(made)
-    assert [row.few() for row in found] == ["0 of 3 seeds", *["1 of 3 seeds"] * 2, "0 of 3 seeds"]
+    counts = [row.seed_note().split()[0] for row in found]
+    assert counts == ["0", "1", "1", "0"]
     assert found[-1].joint
-    assert missing(found)[:2] == ["SGD, seeds 0, 1, 2: not begun", "ER, seeds 1, 2: not begun"]
+    assert omissions(found)[:2] == ["SGD, seeds 0, 1, 2: not begun", "ER, seeds 1, 2: not begun"]
     assert "ER (1 of 3 seeds)" in shown(found)
     assert "SGD (0 of 3 seeds)" in markdown(found)
     assert "Joint, seeds 0, 1, 2: not begun" in page(runs, "begun", made=NOON)
@@ -158,7 +158,7 @@ def test_runs_that_diverged_are_counted_as_a_result(tmp_path):
         write_run(tmp_path, row, made[row], seed, state="failed", tasks_done=1, error=error)
     found = rows(read_runs(tmp_path))
     assert [row.diverged for row in found] == [1, 3, 0]
-    assert [row.few() for row in found] == [
+    assert [row.seed_note() for row in found] == [
         "2 of 3 seeds, 1 diverged",
         "0 of 3 seeds, 3 diverged",
         "",
@@ -204,8 +204,8 @@ def test_points_of_a_column_stand_under_each_other(demo):
 def test_best_of_each_column_is_marked_and_joint_is_no_rival(tmp_path):
     ends = {"er": [(50, 80)], "sgd": [(0, 90)], "joint": [(99, 99)]}
     found = rows(experiment(tmp_path, ends, seconds={"sgd": 5.0, "joint": 1.0}))
-    assert best(found, "ACC") == best(found, "FM") == {"er"}
-    assert best(found, "seconds") == best(found, "INT") == {"sgd"}
+    assert best_rows(found, "ACC") == best_rows(found, "FM") == {"er"}
+    assert best_rows(found, "seconds") == best_rows(found, "INT") == {"sgd"}
     assert "65.00*" in shown(found)
     assert "**65.00**" in markdown(found)
     assert markdown(found).splitlines()[4].startswith("| Joint")
@@ -213,7 +213,7 @@ def test_best_of_each_column_is_marked_and_joint_is_no_rival(tmp_path):
 
 def test_nothing_is_best_where_all_are_equal(tmp_path):
     found = rows(experiment(tmp_path, {"er": [(50, 80)], "sgd": [(50, 80)]}))
-    assert best(found, "ACC") == set()
+    assert best_rows(found, "ACC") == set()
 
 
 def test_markdown_is_a_table(demo):
@@ -264,7 +264,7 @@ def test_headline_says_who_has_no_memory_and_another_rate(tmp_path, demo):
     runs = read_runs(write_experiment(tmp_path / "high", made, every=50))
     rates = "Learning rates differ: SynGAP 0.1, ER 0.1, SGD 0.1 and ER (lr 0.3)."
     assert headline(rows(runs)).endswith(rates)
-    assert data(runs, rows(runs))["flattered"], "by the choice of a row of ER"
+    assert page_data(runs, rows(runs))["flattered"], "by the choice of a row of ER"
 
 
 def test_headline_when_it_is_level(tmp_path):
@@ -278,30 +278,36 @@ def test_headline_when_it_is_level(tmp_path):
 
 def test_headline_when_it_loses_names_the_winner(tmp_path):
     ends = {
-        "derpp": [(88, 80), (87, 80)],
-        "syngap": [(40, 80), (41, 80)],
-        "er": [(60, 80), (60, 80)],
-        "sgd": [(0, 90), (1, 90)],
+        "derpp": [(88, 80), (87, 80), (88, 80)],
+        "syngap": [(40, 80), (41, 80), (40, 80)],
+        "er": [(60, 80), (60, 80), (60, 80)],
+        "sgd": [(0, 90), (1, 90), (0, 90)],
     }
     said = headline(rows(experiment(tmp_path, ends)), numbers=False)
     assert said.startswith("SynGAP forgets less than SGD, and more than ER and DER++.")
     assert "It ends more accurate than SGD, and less accurate than ER and DER++." in said
 
 
-def test_headline_draws_no_conclusion_from_one_seed(tmp_path):
-    found = rows(experiment(tmp_path, {"syngap": [(70, 80)], "er": [(60, 80)]}))
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_headline_draws_no_conclusion_from_fewer_than_three_seeds(tmp_path, seeds):
+    found = rows(experiment(tmp_path, {"syngap": [(70, 80)] * seeds, "er": [(60, 80)] * seeds}))
     said = headline(found)
+    sd = " ± 0.0" if seeds > 1 else ""
     assert said.startswith(
-        "Too few seeds for a verdict: SynGAP ends at 75.0 % and ER ends at 70.0 %."
+        f"Too few seeds for a verdict: SynGAP ends at 75.0{sd} % and ER ends at 70.0{sd} %."
     )
     assert "more accurate" not in said
 
 
 def test_headline_compares_shared_seeds_only(tmp_path):
-    ends = {"syngap": [(70, 80), (70, 81), (0, 0)], "er": [(60, 80), (61, 80)], "sgd": [(0, 90)]}
+    ends = {
+        "syngap": [(70, 80), (70, 81), (70, 80), (0, 0)],
+        "er": [(60, 80), (61, 80), (60, 80)],
+        "sgd": [(0, 90), (0, 90)],
+    }
     found = rows(experiment(tmp_path, ends))
-    difference = against(subject(found), rivals(found)[0])
-    assert difference.seeds == 2
+    difference = compare(subject(found), rivals(found)[0])
+    assert difference.seeds == 3
     assert difference.accuracy.mean == pytest.approx(5)
     assert "Too few shared seeds to compare it with SGD." in headline(found)
 
@@ -354,7 +360,7 @@ def test_seeds_with_tasks_of_other_lengths_are_averaged_by_place(tmp_path):
     place = curve.places.index(2.0)
     mean = sum(run.accuracy[1][0] for run in runs) / 3
     assert curve.lines["0"].mean[place] == pytest.approx(mean)
-    assert data(runs, rows(runs))["axis"]["unit"] == "step"
+    assert page_data(runs, rows(runs))["axis"]["unit"] == "step"
 
 
 def test_seen_counts_the_tasks_seen(tmp_path):
@@ -392,7 +398,7 @@ def test_rows_that_disagree_on_steps_share_an_axis_of_tasks(tmp_path):
     write_experiment(tmp_path, {"er": DEMO["er"]}, (0,), every=50)
     write_run(tmp_path, "sgd", DEMO["sgd"], 0, steps=300, every=50)
     runs = read_runs(tmp_path)
-    assert data(runs, rows(runs))["axis"] == {"unit": "task", "ends": [1, 2, 3, 4, 5]}
+    assert page_data(runs, rows(runs))["axis"] == {"unit": "task", "ends": [1, 2, 3, 4, 5]}
 
 
 # The page
@@ -412,8 +418,8 @@ def test_page_is_one_small_file_and_the_same_each_time(demo, tmp_path):
 
 def test_page_data_cannot_break_out(demo):
     hostile = "</script><img src=x onerror=alert(1)> <!-- {{script}} & \u2028"
-    assert json.loads(embedded({hostile: hostile})) == {hostile: hostile}
-    assert not re.search("[<>&\u2028]", embedded(hostile))
+    assert json.loads(embed_json({hostile: hostile})) == {hostile: hostile}
+    assert not re.search("[<>&\u2028]", embed_json(hostile))
     text = page(demo, hostile, made=NOON)
     assert "<img" not in text
     assert "{{script}}" in text
@@ -429,7 +435,7 @@ def test_page_of_an_experiment_that_has_only_begun(tmp_path):
 
 
 def test_page_tells_shared_configuration_once(demo):
-    found = data(demo, rows(demo))
+    found = page_data(demo, rows(demo))
     assert "name: digits" in found["shared"]
     assert "name: er\n" in found["rows"][5]["config"]
     assert "digits" not in found["rows"][5]["config"]
@@ -440,7 +446,7 @@ def test_configuration_that_differs_by_seed_is_told_by_seed(tmp_path):
     write_experiment(tmp_path, {"er": DEMO["er"]}, (0, 1), every=50)
     write_run(tmp_path, "er", DEMO["er"], 2, every=50, extra={"device": "cuda"})
     runs = read_runs(tmp_path)
-    told = data(runs, rows(runs))["rows"][0]["config"]
+    told = page_data(runs, rows(runs))["rows"][0]["config"]
     assert told == "# seed 0, 1\ndevice: cpu\n\n# seed 2\ndevice: cuda\n"
 
 
@@ -452,7 +458,7 @@ def test_accuracy_alone_is_enough_for_a_report(tmp_path):
     found = rows(runs)
     assert found[0].spread("ACC") is not None
     assert found[0].spread("anytime") is None
-    assert len(data(runs, found)["axis"]["ends"]) == 5
+    assert len(page_data(runs, found)["axis"]["ends"]) == 5
     assert "SynGAP forgets less than ER" in page(runs, "R alone")
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         accuracy_figure(runs, tmp_path / "a.svg")

@@ -17,8 +17,8 @@ from tiny import called, run_inline, written
 from syngap.experiments import engine
 from syngap.experiments.folder import read_run, read_runs
 from syngap.experiments.keep import keep
-from syngap.metrics import accuracy, half_prediction
-from syngap.report.reproduction import reproduced, told
+from syngap.metrics import accuracy, half_interval, half_prediction
+from syngap.report.reproduction import describe, reproductions
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -66,7 +66,7 @@ def test_the_same_machine_gives_the_same_again(call: Call, tmp_path: Path) -> No
     wide = stats.t.ppf(0.975, 2) * sd * (1 / 3 + 1) ** 0.5
     lines = printed.splitlines()[5:]
     within = lines[3].split("± ")[1].split()[0]
-    assert float(within) == pytest.approx(wide, rel=1e-3)  # by a table of t with three decimals
+    assert within == f"{wide:.2f}"
     assert lines == [
         "ER",
         f"  recorded  ACC {mean:.2f} ± {sd:.2f} over 3 seeds",
@@ -180,6 +180,13 @@ def test_the_interval_holds_new_runs_as_often_as_it_says() -> None:
     assert inside / len(values) == pytest.approx(0.95, abs=0.012)
 
 
+def test_the_interval_is_by_students_t_at_every_count() -> None:
+    """Without a jump where a table of quantiles would end."""
+    for count in range(2, 200):
+        expected = stats.t.ppf(0.975, count - 1) / count**0.5
+        assert half_interval(1.0, count) == pytest.approx(expected, rel=1e-9), count
+
+
 def test_the_interval_needs_two_values_and_a_new_one() -> None:
     with pytest.raises(ValueError, match="at least two"):
         half_prediction(1.0, 1)
@@ -191,16 +198,16 @@ def test_a_single_recorded_seed_gives_no_verdict(tmp_path: Path) -> None:
     for name, end in (("there", 60), ("here", 90)):
         write_experiment(tmp_path / name, {}, ())
         write_run(tmp_path / name, "er", Made("er"), 0, R=[[90, 0], [end, end]], every=50)
-    (row,) = reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
+    (row,) = reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
     assert row.inside is None
-    assert "  +30.00; a single recorded seed has no spread to be inside of" in told(row)
+    assert "  +30.00; too few seeds: 1 recorded, an interval needs 3" in describe(row)
 
 
 def test_runs_that_have_not_finished_are_not_compared(tmp_path: Path) -> None:
     for name in ("there", "here"):
         write_experiment(tmp_path / name, {"er": Made("er")}, (0, 1), every=50)
     write_run(tmp_path / "here", "er", Made("er"), 1, state="failed", tasks_done=1)
-    (row,) = reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
+    (row,) = reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
     assert (row.here.seeds, row.recorded.seeds) == (1, 2)
     write_run(tmp_path / "here", "er", Made("er"), 0, state="failed", tasks_done=1)
-    assert reproduced(read_runs(tmp_path / "there"), read_runs(tmp_path / "here")) == []
+    assert reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here")) == []

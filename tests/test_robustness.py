@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from runfolders import Made, write_experiment, write_run
 
 from syngap.errors import UserError
-from syngap.report.asked import answer
+from syngap.report.curves import area, reach
+from syngap.report.documents import run_query
 from syngap.report.results import Results
-from syngap.report.robustness import area, reach
 
 curves = st.dictionaries(
     st.sampled_from([0.01, 0.03, 0.1, 0.3, 1.0, 3.0]), st.floats(0, 60), min_size=2
@@ -58,7 +58,7 @@ def test_only_seeds_that_every_value_has_count(tmp_path: Path) -> None:
             made = Made("er", options={"lr": lr})
             R = [[90, 0], [end, end]]
             write_run(tmp_path / "a", row, made, seed, R=R, every=50, extra={"experiment": "a"})
-    *_, er = answer("robustness a methods=er", Results(tmp_path)).splitlines()
+    *_, er = run_query("robustness a methods=er", Results(tmp_path)).splitlines()
     assert er == "| ER | 40.0 | 0.3 | 30.0 | 0.24 to 0.38 (× 1.6) | 1 |"
 
 
@@ -77,12 +77,12 @@ def test_a_rate_at_which_it_diverged_counts_as_nothing(tmp_path: Path) -> None:
     write_experiment(tmp_path / "a", {}, ())
     for row, lr, end in (("er_0", 0.01, 30.0), ("er_1", 0.1, 30.0), ("er_2", 1.0, None)):
         written(tmp_path / "a", row, end, lr=lr)
-    *_, er = answer("robustness a methods=er", Results(tmp_path)).splitlines()
+    *_, er = run_query("robustness a methods=er", Results(tmp_path)).splitlines()
     assert er == "| ER | 30.0 | 0.01 | 22.5 | 0.01 to 0.12 (× 11.7) | 1 |"
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ("methods=sgd", 'no two rows of "sgd" that differ in "lr" alone'),
         ("methods=er over=replay", 'no two rows of "er" that differ in "replay" alone'),
@@ -93,7 +93,7 @@ def test_a_rate_at_which_it_diverged_counts_as_nothing(tmp_path: Path) -> None:
         ("methods=late", 'no seed of "late" has finished at every value of "lr"'),
     ],
 )
-def test_what_is_no_curve_is_refused(asked: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_curve_is_refused(options: str, message: str, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     write_experiment(folder, {}, ())
     written(folder, "er", 40.0, lr=0.3)
@@ -105,27 +105,27 @@ def test_what_is_no_curve_is_refused(asked: str, message: str, tmp_path: Path) -
     written(folder, "late", 40.0, lr=0.3, buffer=8)
     written(folder, "late_high", 40.0, seed=1, lr=1.0, buffer=8)
     with pytest.raises(UserError, match=re.escape(message)):
-        answer(f"robustness a {asked}", Results(tmp_path))
+        run_query(f"robustness a {options}", Results(tmp_path))
 
 
 def test_a_gain_is_taken_seed_by_seed_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     write_experiment(folder, {}, ())
-    for seed, (low, high, above) in enumerate([(10, 30, 2), (20, 40, 4), (30, 50, 6)]):
+    for seed, (low, high, above) in enumerate([(10, 30, 2), (20, 40, 4), (30, 50, 6), (5, 5, 9)]):
         written(folder, "er", low, seed, lr=0.1)
         written(folder, "er_high", high, seed, lr=1.0)
         written(folder, "other", low + above, seed, lr=0.1, buffer=7)
-        if seed < 2:
+        if seed < 3:
             written(folder, "other_high", high + above, seed, lr=1.0, buffer=7)
-    # Differences are 2 and 4: mean 3, sd √2, and t of one degree of freedom is 12.706.
-    expected = "+3.0 (95 % interval −9.7 to +15.7, 2 of 3 seeds)"
-    assert answer("gain a other er", Results(tmp_path)) == expected
+    # Differences are 2, 4 and 6: mean 4, sd 2, and t of two degrees of freedom is 4.303.
+    expected = "+4.0 (95 % interval −1.0 to +9.0, 3 of 4 seeds)"
+    assert run_query("gain a other er", Results(tmp_path)) == expected
     with pytest.raises(UserError, match="no gain over itself"):
-        answer("gain a er er", Results(tmp_path))
+        run_query("gain a er er", Results(tmp_path))
     written(folder, "third", 40.0, lr=0.3, buffer=8)
     written(folder, "third_high", 40.0, lr=1.0, buffer=8)
     with pytest.raises(UserError, match='have other values of "lr"'):
-        answer("gain a third er", Results(tmp_path))
+        run_query("gain a third er", Results(tmp_path))
 
 
 def test_a_gain_of_no_common_seed_is_refused(tmp_path: Path) -> None:
@@ -135,4 +135,4 @@ def test_a_gain_of_no_common_seed_is_refused(tmp_path: Path) -> None:
         written(folder, row, 40.0, seed, lr=0.1, buffer=buffer)
         written(folder, f"{row}_high", 40.0, seed, lr=1.0, buffer=buffer)
     with pytest.raises(UserError, match='"other" and "er" have no seed that finished at every'):
-        answer("gain a other er", Results(tmp_path))
+        run_query("gain a other er", Results(tmp_path))

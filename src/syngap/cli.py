@@ -268,17 +268,18 @@ def fill(
     ] = False,
 ) -> None:
     """Put numbers and tables from results into the marked blocks of documents."""
-    from syngap.report import blocks
+    from syngap.report.documents import fill as fill_blocks
+    from syngap.report.documents import stale_blocks
     from syngap.report.results import Results
 
     known = Results(results)
     if not check:
         for document in documents:
-            typer.echo(f"{document}: blocks filled: {blocks.fill(document, known)}", err=True)
+            typer.echo(f"{document}: blocks filled: {fill_blocks(document, known)}", err=True)
         return
-    stale = [found for document in documents for found in blocks.stale(document, known)]
+    stale = [found for document in documents for found in stale_blocks(document, known)]
     for found in stale:
-        typer.echo(f"{found.place}: not what {results} gives: {found.asked}\n{found.diff}\n")
+        typer.echo(f"{found.place}: not what {results} gives: {found.query}\n{found.diff}\n")
     if stale:
         raise typer.Exit(1)
 
@@ -713,11 +714,12 @@ def _report(
 
     from syngap.experiments.folder import read_runs
     from syngap.experiments.landscapes.surface import read_landscapes
-    from syngap.report import table
     from syngap.report.figures import accuracy_figure, every_figure
     from syngap.report.headline import headline
     from syngap.report.page import write_page
     from syngap.report.rows import rows
+    from syngap.report.tables import markdown as markdown_table
+    from syngap.report.tables import table
 
     if figure and figure.suffix != ".svg":
         raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
@@ -728,10 +730,10 @@ def _report(
     found = [] if alone else read_runs(runs)
     gathered = rows(found)
     if markdown:
-        typer.echo(table.markdown(gathered))
+        typer.echo(markdown_table(gathered))
     elif found:
         console = Console()
-        console.print(table.table(gathered, console.width))
+        console.print(table(gathered, console.width))
         console.print(f"{headline(gathered)}\n", highlight=False, markup=False)
     page = runs / "index.html"
     title = str(found[0].config.get("experiment", runs.name)) if found else runs.name
@@ -751,16 +753,16 @@ def _report(
 def _compare(recorded: Sequence[Run], folder: Path, experiment: Experiment) -> bool:
     """Print what was run again beside what is recorded; return whether any row is outside."""
     from syngap.experiments.folder import read_runs
-    from syngap.report import reproduction
+    from syngap.report.reproduction import describe, reproductions
 
     asked = [
         run
         for run in read_runs(folder)
         if run.row in experiment.methods and run.seed in experiment.seeds
     ]
-    found = reproduction.reproduced(recorded, asked)
+    found = reproductions(recorded, asked)
     for row in found:
-        typer.echo("\n".join(reproduction.told(row)))
+        typer.echo("\n".join(describe(row)))
     return any(row.inside is False for row in found)
 
 

@@ -412,13 +412,9 @@ def half_prediction(sd: float, count: int, new: int = 1) -> float:
 
 
 def _t_975(count: int) -> float:
+    """Return the 0.975 quantile of Student's t with `count` - 1 degrees of freedom."""
     if count < 2:
         raise ValueError(f"an interval needs at least two values, got {count}")
-    return _T_975[count - 2] if count - 2 < len(_T_975) else 1.96
+    from scipy.special import stdtrit  # `scipy.stats.t.ppf` without the rest of scipy.stats
 
-
-_T_975 = (  # for 1, 2, ... degrees of freedom
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
-    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
-    *(2.052, 2.048, 2.045, 2.042),
-)
+    return float(stdtrit(count - 1, 0.975))

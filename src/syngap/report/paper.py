@@ -1,4 +1,4 @@
-"""What the paper reports, quoted, with what is odd about it.
+"""The numbers of the paper, quoted, with notes on what is odd about them.
 
 Aguilar, Zainal and Kavehei, "Metaplasticity as adaptive gradient preconditioning for incremental
 learning": mean ± sd over five runs, in percent; its ablations are given without a spread.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from syngap.report.rows import Spread
+from syngap.report.statistics import Spread
 
-__all__ = ["EXPERIMENTS", "QUOTED", "notes", "quoted"]
+__all__ = ["EXPERIMENTS", "QUOTED_MEASURES", "notes", "quotes"]
 
-QUOTED = ("ACC", "FM", "INT")  # the measures that it reports
+QUOTED_MEASURES = ("ACC", "FM", "INT")  # the measures that it reports
 
-_SAYS = (
+_SETTING = (
     "The paper's numbers are quoted, mean ± sd of five runs. It gives no code, network, epochs, "
     "batch sizes, learning rates or values of α, τ, λ and ε, so its setting is not this one."
 )
@@ -26,7 +26,9 @@ _ODD_JOINT = (
     "split by session (50 to 79), so its split was probably by frame."
 )
 
-_Table: TypeAlias = Mapping[str, tuple[tuple[float, float | None], ...]]  # row → QUOTED, with sd
+_Table: TypeAlias = Mapping[
+    str, tuple[tuple[float, float | None], ...]
+]  # row → (mean, sd) by measure
 
 _CIFAR100: _Table = {
     "joint": ((67.76, None),),
@@ -55,7 +57,7 @@ _ABLATION: _Table = {
     "low_alpha": ((19.27, None), (46.32, None), (7.39, None)),
 }
 
-# Its tables beside whose rows ours stand, by the names of ours.
+# Our experiment → the table of the paper with the same rows.
 EXPERIMENTS: Mapping[str, _Table] = {
     "table1-cifar100-shared": _CIFAR100,
     "table1-cifar100-tuned": _CIFAR100,
@@ -66,23 +68,23 @@ EXPERIMENTS: Mapping[str, _Table] = {
 }
 
 
-def quoted(experiment: str, row: str) -> dict[str, Spread]:
+def quotes(experiment: str, row: str) -> dict[str, Spread]:
     """Return measure → what the paper reports for this row of this experiment.
 
     Examples:
-        >>> quoted("table1-cifar100-shared", "syngap")["ACC"]
+        >>> quotes("table1-cifar100-shared", "syngap")["ACC"]
         Spread(mean=27.28, sd=0.58, seeds=5)
-        >>> quoted("table1-cifar100-shared", "er_lr0.01"), quoted("digits", "er")
+        >>> quotes("table1-cifar100-shared", "er_lr0.01"), quotes("digits", "er")
         ({}, {})
     """
-    pairs = zip(QUOTED, EXPERIMENTS.get(experiment, {}).get(row, ()), strict=False)
+    pairs = zip(QUOTED_MEASURES, EXPERIMENTS.get(experiment, {}).get(row, ()), strict=False)
     return {measure: Spread(mean, sd, 5) for measure, (mean, sd) in pairs}
 
 
 def notes(experiment: str) -> list[str]:
-    """Return what is to be said wherever the paper's numbers stand beside this experiment's."""
+    """Return the sentences that belong wherever the paper's numbers stand beside ours."""
     if experiment not in EXPERIMENTS:
         return []
     table = EXPERIMENTS[experiment]
     odd = _ODD_JOINT if table is _CORE50 else _ODD_FM
-    return [_SAYS, *([_NO_SPREAD] if table is _ABLATION else []), odd]
+    return [_SETTING, *([_NO_SPREAD] if table is _ABLATION else []), odd]

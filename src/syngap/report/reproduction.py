@@ -1,8 +1,8 @@
-"""Runs done again, set against those that are recorded: do they fall inside the recorded spread?
+"""Reproductions: new runs beside recorded ones, and whether they agree within the spread.
 
 From n recorded seeds with mean r and standard deviation s, the mean of m new runs is expected
-within r ± t(0.975, n - 1) · s · sqrt(1/n + 1/m), 19 times of 20. That holds for other seeds; runs
-with the recorded ones share their order of classes and samples, so they should fall well inside.
+within r ± t(0.975, n - 1) · s · sqrt(1/n + 1/m), 19 times of 20. That holds for new seeds. Runs
+with the recorded seeds share their order of classes and samples, so they should be well inside.
 """
 
 from __future__ import annotations
@@ -12,40 +12,39 @@ from dataclasses import dataclass
 
 from syngap.experiments.folder import Run
 from syngap.metrics import accuracy, half_prediction, mean_and_spread
-from syngap.report.columns import shown
-from syngap.report.labels import labels
-from syngap.report.rows import Spread
+from syngap.report.rows import labels
+from syngap.report.statistics import FEWEST_SEEDS, TOO_FEW_SEEDS, Spread, format_spread
 
-__all__ = ["Reproduced", "SameSeed", "reproduced", "told"]
+__all__ = ["Reproduction", "SeedPair", "describe", "reproductions"]
 
 
 @dataclass(frozen=True)
-class SameSeed:
+class SeedPair:
     """The ACC of one seed, recorded and here, each with its device."""
 
     seed: int
     recorded: float
     here: float
-    there_on: str
+    recorded_on: str
     here_on: str
     identical: bool
 
 
 @dataclass(frozen=True)
-class Reproduced:
+class Reproduction:
     """A row that was run again.
 
     Args:
-        label: the row's, for people.
+        label: the row's, as a reader sees it.
         recorded: ACC over the recorded seeds.
         here: ACC over the new runs.
-        seeds: those that were run again.
+        seeds: those that both have.
     """
 
     label: str
     recorded: Spread
     here: Spread
-    seeds: list[SameSeed]
+    seeds: list[SeedPair]
 
     @property
     def difference(self) -> float:
@@ -54,8 +53,8 @@ class Reproduced:
 
     @property
     def expected(self) -> float | None:
-        """How far it may be; None where a single recorded seed has no spread."""
-        if self.recorded.sd is None:
+        """How far it may be; None where too few seeds are recorded."""
+        if self.recorded.sd is None or self.recorded.seeds < FEWEST_SEEDS:
             return None
         return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
 
@@ -67,24 +66,24 @@ class Reproduced:
         return abs(self.difference) <= self.expected + 1e-9  # a mean has its last digit rounded
 
 
-def reproduced(recorded: Sequence[Run], here: Sequence[Run]) -> list[Reproduced]:
-    """Return every row of which runs are finished in both."""
+def reproductions(recorded: Sequence[Run], here: Sequence[Run]) -> list[Reproduction]:
+    """Return a comparison for every row that has finished runs in both."""
     done, again = ([run for run in runs if run.done] for runs in (recorded, here))
-    called = labels({run.row: run.config["method"] for run in recorded})
+    names = labels({run.row: run.config["method"] for run in recorded})
     found = []
     for row in dict.fromkeys(run.row for run in again):
         known = {run.seed: run for run in done if run.row == row}
         new = {run.seed: run for run in again if run.row == row}
         if known:
-            shared = [_same(known[seed], new[seed]) for seed in new if seed in known]
+            shared = [_pair(known[seed], new[seed]) for seed in new if seed in known]
             found.append(
-                Reproduced(called[row], _spread(known.values()), _spread(new.values()), shared)
+                Reproduction(names[row], _spread(known.values()), _spread(new.values()), shared)
             )
     return found
 
 
-def told(row: Reproduced) -> list[str]:
-    """Return what became of a row, in lines."""
+def describe(row: Reproduction) -> list[str]:
+    """Return the comparison of a row as lines of text."""
     lines = [
         row.label,
         f"  recorded  {_counted(row.recorded)}",
@@ -92,7 +91,7 @@ def told(row: Reproduced) -> list[str]:
         f"  {_verdict(row)}",
     ]
     for seed in row.seeds:
-        there, here = f" on {seed.there_on}", f" on {seed.here_on}"
+        there, here = f" on {seed.recorded_on}", f" on {seed.here_on}"
         both = f", both{here}" if there == here else ""
         lines.append(
             f"  seed {seed.seed}: {seed.recorded:.2f} recorded{'' if both else there}, "
@@ -102,19 +101,20 @@ def told(row: Reproduced) -> list[str]:
     return lines
 
 
-def _verdict(row: Reproduced) -> str:
+def _verdict(row: Reproduction) -> str:
     if row.expected is None:
-        return f"{row.difference:+.2f}; a single recorded seed has no spread to be inside of"
+        count = f"{row.recorded.seeds} recorded, an interval needs {FEWEST_SEEDS}"
+        return f"{row.difference:+.2f}; {TOO_FEW_SEEDS}: {count}"
     word = "inside" if row.inside else "OUTSIDE"
     return f"{word}: {row.difference:+.2f}, expected within ± {row.expected:.2f} (95 %)"
 
 
-def _same(recorded: Run, here: Run) -> SameSeed:
-    return SameSeed(
+def _pair(recorded: Run, here: Run) -> SeedPair:
+    return SeedPair(
         seed=here.seed,
         recorded=accuracy(recorded.accuracy),
         here=accuracy(here.accuracy),
-        there_on=str(recorded.environment.get("device", "an unknown device")),
+        recorded_on=str(recorded.environment.get("device", "an unknown device")),
         here_on=str(here.environment.get("device", "an unknown device")),
         identical=recorded.accuracy == here.accuracy,
     )
@@ -126,5 +126,5 @@ def _spread(runs: Iterable[Run]) -> Spread:
 
 
 def _counted(value: Spread) -> str:
-    mean, sd = shown(value)
+    mean, sd = format_spread(value)
     return f"ACC {mean}{f' ± {sd}' if sd else ''} over {value.seeds} seed{'s' * (value.seeds > 1)}"

@@ -1,4 +1,4 @@
-"""What happened over the stream, averaged over seeds.
+"""Accuracy, plasticity and importance over the stream, averaged over seeds.
 
 With classes drawn by seed, tasks differ in length, so the same step is in different tasks. Seeds
 are therefore averaged at the same place of the stream: 2.25 is a quarter through the third task.
@@ -6,7 +6,6 @@ are therefore averaged at the same place of the stream: 2.25 is a quarter throug
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +13,21 @@ from statistics import fmean
 
 from syngap.experiments.folder import Run
 from syngap.metrics import mean_and_spread
+from syngap.report.statistics import finite
 
 __all__ = [
     "Band",
     "Curve",
+    "Layers",
     "accuracy_curve",
     "boundaries",
     "importance_curve",
-    "matrix",
+    "is_weight",
+    "layers",
+    "mean_matrix",
     "plasticity_curve",
     "steps_of",
+    "tensor_title",
     "thin",
 ]
 
@@ -57,7 +61,7 @@ def steps_of(places: Sequence[float], ends: Sequence[float]) -> list[float]:
         [0.0, 50.0, 300.0]
     """
     bounds = {float(place): end for place, end in enumerate([0.0, *ends])}
-    return _interpolated(bounds, places)
+    return _interpolate(bounds, places)
 
 
 def accuracy_curve(runs: Sequence[Run], points: int = 300) -> Curve | None:
@@ -70,9 +74,9 @@ def accuracy_curve(runs: Sequence[Run], points: int = 300) -> Curve | None:
         ends = _ends(run)
         found = {}
         if run.initial is not None:
-            found[0.0] = _at(run.initial, 0)
+            found[0.0] = _accuracies(run.initial, 0)
         for evaluation in run.record:
-            found[_place(evaluation.step, ends)] = _at(evaluation.accuracy, evaluation.task)
+            found[_place(evaluation.step, ends)] = _accuracies(evaluation.accuracy, evaluation.task)
         moments.append(found if run.record else {})
     return _average(moments, points)
 
@@ -80,9 +84,9 @@ def accuracy_curve(runs: Sequence[Run], points: int = 300) -> Curve | None:
 def plasticity_curve(runs: Sequence[Run], points: int = 120) -> Curve | None:
     """Return "TENSOR/mean", "TENSOR/q05" and "TENSOR/q95" of the plasticity of each tensor.
 
-    The whole network's have no tensor: "/mean". Runs that tell nothing of their plasticity are left
-    out, None where that is all of them; so is a line that is not finite throughout (the run
-    diverged).
+    Those of the whole network have no tensor: "/mean". A run without a record of its plasticity is
+    left out; the result is None where that is every run. A line that is not finite throughout (the
+    run diverged) is left out too.
     """
     return _tensor_curve(runs, "plasticity", ("mean", "q05", "q95"), points)
 
@@ -104,7 +108,7 @@ def _tensor_curve(
                 for key, value in summary.items()
                 if key.startswith(f"{quantity}/")
                 for *tensor, statistic in [key.split("/")[1:]]
-                if statistic in statistics and math.isfinite(value)
+                if statistic in statistics and finite(value) is not None
             }
             for step, summary in run.summaries.items()
         }
@@ -112,9 +116,71 @@ def _tensor_curve(
     return _average([found for found in moments if found], points)
 
 
-def matrix(runs: Sequence[Run]) -> list[Band]:
-    """Return R over seeds, a band a row."""
+def mean_matrix(runs: Sequence[Run]) -> list[Band]:
+    """Return R averaged over seeds, a band for each of its rows."""
     return [_band(rows) for rows in zip(*(run.accuracy for run in runs), strict=True)]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Importance and plasticity of each tensor after each task, from the input to the output.
+
+    Args:
+        names: of the tensors.
+        importance: by tensor and task, as a multiple of the network's mean; None where it is
+            unknown.
+        plasticity: by tensor and task, mean over the tensor.
+    """
+
+    names: list[str]
+    importance: list[list[float]] | None
+    plasticity: list[list[float]]
+
+    def only(self, names: Sequence[str]) -> Layers:
+        """Return the same for some of the tensors."""
+        places = [self.names.index(name) for name in names]
+        some = None if self.importance is None else [self.importance[place] for place in places]
+        return Layers(list(names), some, [self.plasticity[place] for place in places])
+
+
+def layers(runs: Sequence[Run]) -> Layers | None:
+    """Return the tensors of a row's runs, averaged over the runs that recorded them."""
+    plasticity = plasticity_curve(runs)
+    if plasticity is None:
+        return None
+    plasticities = _after_tasks(plasticity)
+    names = [name for name in plasticities if name]
+    importance = importance_curve(runs)
+    importances = _after_tasks(importance) if importance else {}
+    known = all(name in importances for name in [*names, ""]) and all(importances.get("", [0.0]))
+    return Layers(
+        names,
+        [_ratios(importances[name], importances[""]) for name in names] if known else None,
+        [plasticities[name] for name in names],
+    )
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a tensor's name is that of a layer's weights, not of its bias or of a norm.
+
+    Examples:
+        >>> [is_weight(name) for name in ("stem.conv.weight", "stem.norm.weight", "head.bias")]
+        [True, False, False]
+    """
+    module, _, last = name.rpartition(".")
+    words = module.lower()
+    return last == "weight" and "norm" not in words and "bn" not in words
+
+
+def tensor_title(name: str) -> str:
+    """Return a tensor's name as it is shown: a layer's for its weights, where it has one.
+
+    Examples:
+        >>> [tensor_title(name) for name in ("stem.conv.weight", "stem.norm.weight", "0.weight")]
+        ['stem.conv', 'stem.norm.weight', '0.weight']
+    """
+    layer = name.removesuffix(".weight")
+    return layer if is_weight(name) and not layer.isdigit() else name
 
 
 def thin(places: Sequence[float], points: int) -> list[float]:
@@ -140,7 +206,7 @@ def _average(moments: Sequence[dict[float, dict[str, float]]], points: int) -> C
     names = [name for name in longest[places[-1]] if all(_always(m, name) for m in moments)]
     lines = {}
     for name in names:
-        seeds = [_interpolated({p: m[name] for p, m in found.items()}, places) for found in moments]
+        seeds = [_interpolate({p: m[name] for p, m in found.items()}, places) for found in moments]
         lines[name] = _band(seeds)
     return Curve(places, lines) if lines else None
 
@@ -155,7 +221,7 @@ def _band(seeds: Sequence[Sequence[float]]) -> Band:
     return Band([mean for mean, _ in pairs], spread if len(seeds) > 1 else None)
 
 
-def _at(accuracy: Sequence[float], task: int) -> dict[str, float]:
+def _accuracies(accuracy: Sequence[float], task: int) -> dict[str, float]:
     seen = fmean(accuracy[: task + 1])
     return {"seen": seen, **{str(number): value for number, value in enumerate(accuracy)}}
 
@@ -172,7 +238,7 @@ def _place(step: int, ends: Sequence[int]) -> float:
     return task + (step - start) / (ends[task] - start)
 
 
-def _interpolated(values: Mapping[float, float], places: Sequence[float]) -> list[float]:
+def _interpolate(values: Mapping[float, float], places: Sequence[float]) -> list[float]:
     known = sorted(values)
     found = []
     for place in places:
@@ -182,3 +248,17 @@ def _interpolated(values: Mapping[float, float], places: Sequence[float]) -> lis
         share = min(max((place - low) / (high - low), 0.0), 1.0) if high > low else 0.0
         found.append(values[low] + share * (values[high] - values[low]))
     return found
+
+
+def _after_tasks(curve: Curve) -> dict[str, list[float]]:
+    """Return tensor → its mean after each task."""
+    ends = [place for place, at in enumerate(curve.places) if at and at == int(at)]
+    return {
+        name[: -len("/mean")]: [band.mean[end] for end in ends]
+        for name, band in curve.lines.items()
+        if name.endswith("/mean")
+    }
+
+
+def _ratios(values: Sequence[float], wholes: Sequence[float]) -> list[float]:
+    return [value / whole for value, whole in zip(values, wholes, strict=True)]

@@ -1,11 +1,22 @@
-"""Figures for documents, drawn by matplotlib, which is imported when one is asked for."""
+"""Figures for documents, drawn by matplotlib, which is imported when a figure is drawn."""
 
-from syngap.report.figures.every import every_figure
-from syngap.report.figures.gate import plasticity_figure
-from syngap.report.figures.heat import layers_figure
-from syngap.report.figures.stream import accuracy_figure
-from syngap.report.figures.surface import landscape_figure
-from syngap.report.figures.sweep import sweep_figure
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from syngap.errors import UserError
+from syngap.experiments.folder import Run
+from syngap.experiments.landscapes.surface import Landscape
+from syngap.report.curves import sweeps
+from syngap.report.figures.lines import accuracy_figure, sweep_figure
+from syngap.report.figures.maps import landscape_figure, layers_figure
+from syngap.report.figures.plasticity import plasticity_figure
+from syngap.report.figures.style import FORMATS
+from syngap.report.headline import subject
+from syngap.report.rows import finished_runs, rows
+from syngap.report.series import is_weight, layers
 
 __all__ = [
     "accuracy_figure",
@@ -15,3 +26,63 @@ __all__ = [
     "plasticity_figure",
     "sweep_figure",
 ]
+
+
+def every_figure(
+    runs: Sequence[Run], landscapes: Sequence[Landscape], folder: Path
+) -> tuple[list[Path], list[str]]:
+    """Draw everything that can be drawn into `folder`, each as SVG and as PDF.
+
+    Args:
+        runs: every run of an experiment.
+        landscapes: that were computed for it.
+        folder: created where it does not exist.
+
+    Returns:
+        The files, and why others are not among them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written, reasons = [], []
+    for name, draw in _figures(runs, landscapes).items():
+        paths = [folder / f"{name}.{kind}" for kind in FORMATS]
+        if reason := _try(draw, paths):
+            reasons.append(f"{name}: {reason}")
+        else:
+            written += paths
+    return written, reasons
+
+
+def _try(draw: Callable[[Path], None], paths: Sequence[Path]) -> str:
+    """Draw, or return the reason why there is nothing to draw."""
+    try:
+        for path in paths:
+            draw(path)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _figures(
+    runs: Sequence[Run], landscapes: Sequence[Landscape]
+) -> dict[str, Callable[[Path], None]]:
+    """Return name → the function that draws it."""
+    found: dict[str, Callable[[Path], None]] = {"plasticity": plasticity_figure}
+    if runs:
+        found["stream"] = partial(accuracy_figure, runs)
+    gathered = rows(runs)
+    for sweep in sweeps(gathered):
+        found[f"by-{sweep.option}"] = partial(sweep_figure, sweep)
+    by_layer = [(row, own) for row in gathered if (own := layers(finished_runs(runs, row)))]
+    if by_layer:  # of one row: rows hardly differ, and the page has them all
+        ours = subject(gathered)
+        row, own = next((pair for pair in by_layer if pair[0] is ours), by_layer[0])
+        weights = [name for name in own.names if is_weight(name)]
+        others = [name for name in own.names if not is_weight(name)]
+        for kind, names in {"layers": weights, "layers-norms-and-biases": others}.items():
+            if names:
+                found[kind] = partial(layers_figure, own.only(names), row.label)
+    if landscapes:
+        found["landscape"] = partial(landscape_figure, landscapes)
+    if any(landscape.random for landscape in landscapes):
+        found["landscape-random"] = partial(landscape_figure, landscapes, random=True)
+    return found

@@ -15,12 +15,15 @@ function drawSweeps() {
       const spreads = own.map((row) => row.values[measure]);
       const mean = spreads.map((value) => value[0]);
       const sd = spreads.every((value) => value[1] !== null) ? spreads.map((value) => value[1]) : null;
-      const best = mean.indexOf(measure === "FM" ? Math.min(...mean) : Math.max(...mean));
+      // A negative FM counts as 0, and is not best itself.
+      const scores = measure === "FM" ? mean.map((value) => -Math.max(value, 0)) : mean;
+      const top = Math.max(...scores);
+      const best = mean.findIndex((value, at) => scores[at] === top && (measure !== "FM" || value >= 0));
       return {
         name: line.method, label: line.label, look: lookOf(line, place), places: line.values, mean, sd, dots: true,
         low: sd && mean.map((value, index) => Math.max(value - sd[index], 0)),
         high: sd && mean.map((value, index) => value + sd[index]),
-        resting: `${number(mean[best])} at ${line.values[best]}`,
+        resting: best < 0 ? "–" : `${number(mean[best])} at ${line.values[best]}`,
       };
     });
     const top = Math.max(...series.flatMap((line) => line.high || line.mean));

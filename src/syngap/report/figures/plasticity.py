@@ -1,4 +1,4 @@
-"""The plasticity g(F): how far a parameter may move, given how much it has mattered."""
+"""The plasticity g(F): the share of an update that a parameter of importance F takes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def plasticity_figure(path: Path) -> None:
 
 def _curve(axes: Axes, mean: float, consolidation: float, colour: str, label: str) -> None:
     places = _spaced(_LOW, _HIGH, 400)
-    open_share = plasticity(_tensor(places), mean, consolidation=consolidation).tolist()
-    axes.plot(places, open_share, color=colour, linewidth=2.0, label=label)
+    shares = plasticity(_tensor(places), mean, consolidation=consolidation).tolist()
+    axes.plot(places, shares, color=colour, linewidth=2.0, label=label)
     at_mean = plasticity(_tensor([mean]), mean, consolidation=consolidation).tolist()
     axes.plot([mean], at_mean, "o", color=colour, markersize=5)  # F = μ
 
