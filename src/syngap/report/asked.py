@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from syngap.errors import UserError, nearest
+from syngap.experiments.reading import text_in
 from syngap.report import curve as curves
 from syngap.report import overview, searches
 from syngap.report import paper as papers
@@ -150,7 +151,7 @@ def measured(results: Results, PATH: str, *, table: str = "1") -> str:
     path = results.folder / "speed" / f"{PATH}.md"
     if not path.is_file():
         raise UserError(f"{path}: not there; make bench writes such files")
-    tables = _tables(path.read_text(encoding="utf-8"))
+    tables = _tables(text_in(path))
     if not table.isdecimal() or not 1 <= int(table) <= len(tables):
         raise UserError(f'{path}: no table "{table}"; it has {len(tables)}')
     return tables[int(table) - 1]

@@ -17,9 +17,10 @@ from difflib import unified_diff
 from pathlib import Path
 
 from syngap.errors import UserError
-from syngap.experiments.files import write
+from syngap.experiments.reading import SMALL
 from syngap.report.asked import answer
 from syngap.report.results import Results
+from syngap.storage import read, write
 
 __all__ = ["Stale", "fill", "stale"]
 
@@ -58,7 +59,7 @@ def fill(path: Path, results: Results) -> int:
         done = block.end
     new = "".join([*parts, text[done:]])
     if new != text:
-        write(path, new.replace("\n", newline).encode())
+        write(path, new.replace("\n", newline).encode(), within=path.parent)
     return len(answers)
 
 
@@ -130,7 +131,7 @@ def _line(text: str, place: int) -> int:
 def _read(path: Path) -> tuple[str, str]:
     """Return a document, and how its lines end."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read(path, SMALL).decode("utf-8")
         return text.replace("\r\n", "\n"), "\r\n" if "\r\n" in text else "\n"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from syngap import __version__
-from syngap.experiments.files import write
 from syngap.experiments.folder import Run
 from syngap.experiments.landscapes.surface import Landscape
 from syngap.report.data import data
@@ -22,6 +21,7 @@ from syngap.report.headline import headline
 from syngap.report.rows import rows
 from syngap.report.searches import read_search
 from syngap.report.table import markdown
+from syngap.storage import write
 
 __all__ = ["page", "write_page"]
 
@@ -56,6 +56,7 @@ def write_page(
     *,
     searched: Path | None = None,
     made: datetime | None = None,
+    within: Path | None = None,
 ) -> None:
     """Write the page of `runs` to `path`.
 
@@ -66,9 +67,10 @@ def write_page(
         landscapes: that were computed for it; they alone make a page too.
         searched: the experiment's folder, for what a search beside the runs has chosen.
         made: the time that the page gives as its own; now unless said.
+        within: the folder that the user named, where it is not the page's own.
     """
     text = page(runs, title, landscapes, searched=searched, made=made)
-    write(path, text.encode())
+    write(path, text.encode(), within=within or path.parent)
 
 
 def page(

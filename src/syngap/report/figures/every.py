@@ -19,12 +19,17 @@ from syngap.report.headline import subject
 from syngap.report.layers import is_weight, layers
 from syngap.report.rows import Row, rows
 from syngap.report.sweeps import sweeps
+from syngap.storage import make_folder
 
 __all__ = ["every_figure"]
 
 
 def every_figure(
-    runs: Sequence[Run], landscapes: Sequence[Landscape], folder: Path
+    runs: Sequence[Run],
+    landscapes: Sequence[Landscape],
+    folder: Path,
+    *,
+    within: Path | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Draw everything that can be drawn into `folder`, each as SVG and as PDF.
 
@@ -32,11 +37,12 @@ def every_figure(
         runs: every run of an experiment.
         landscapes: that were computed for it.
         folder: made where it is not there.
+        within: the folder that the user named, where it is one above `folder`.
 
     Returns:
         The files, and why others are not among them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, within=within or folder)
     written, reasons = [], []
     for name, draw in _figures(runs, landscapes).items():
         paths = [folder / f"{name}.{kind}" for kind in FORMATS]
