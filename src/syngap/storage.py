@@ -127,14 +127,16 @@ def read(path: Path, most: int) -> bytes:
     Raises:
         OSError: where it cannot be read.
     """
-    with os.fdopen(
-        os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _NO_WAIT), "rb"
-    ) as file:
-        found = os.fstat(file.fileno())
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _NO_WAIT)
+    try:
+        found = os.fstat(handle)
         _check_plain(path, found.st_mode)
         if found.st_size > most:
             raise UserError(f"{path}: refused, it has {found.st_size} bytes; up to {most} are read")
-        return file.read(found.st_size)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(handle)
 
 
 def make_folder(path: Path, *, within: Path) -> None:
