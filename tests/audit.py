@@ -67,9 +67,11 @@ def watch(event: str, given: tuple[Any, ...]) -> None:
     """Note every change outside of the allowed folders."""
     if event != "open" and not event.startswith(("os.", "shutil.", "sqlite3.")):
         return
-    for place in places(event, given):
-        if not any(place.is_relative_to(folder) for folder in (*ALWAYS, *allowed)):
-            changes.append(f"{event} {place}")
+    changes.extend(
+        f"{event} {place}"
+        for place in places(event, given)
+        if not any(place.is_relative_to(folder) for folder in (*ALWAYS, *allowed))
+    )
 
 
 sys.addaudithook(watch)
@@ -329,11 +331,7 @@ def main() -> None:
     os.fsync = lambda handle: None
     with redirect_stdout(sys.stderr):
         made_here()
-    import typer
-
-    known = list(typer.main.get_command(cli.app).commands)
-    found = [each for name in sys.argv[2:] for each in attempts(name)]
-    print(json.dumps({"known": known, "commands": list(COMMANDS), "outcomes": found}))
+    print(json.dumps([*attempts(sys.argv[2])]))
 
 
 main()
