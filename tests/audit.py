@@ -133,7 +133,7 @@ DATA = (
 # A command of the command line that is missing here fails the test.
 COMMANDS: dict[str, list[Command]] = {
     "run": [
-        Command((*RUN, "--resume", "--log", "tensorboard"), "out", RUNS, "stopped"),
+        Command((*RUN, "--resume"), "out", RUNS, "stopped"),
         Command((*RUN, "--fresh"), "out", RUNS, "done"),
         Command(RUN, "out", ("er-0", "experiment.yaml")),
     ],
@@ -219,6 +219,8 @@ PLANTS: list[Callable[[Path], None]] = [
 def temporary_names(name: str) -> Iterator[str]:
     """Every name under which a version of syngap wrote the file `name` before it was whole."""
     folder, _, last = name.rpartition("/")
+    if not Path(last).suffix or last.endswith(".jsonl"):
+        return  # a folder, or what is appended to
     for pid in range(os.getpid() - PIDS, os.getpid() + PIDS + 1):
         yield f"{folder}/.{last}.{pid}".lstrip("/")
     yield f"{folder}/.{last}.syngap-{'0' * 16}".lstrip("/")
