@@ -101,7 +101,7 @@ def write_made_landscape(
         accuracies_at_points={name: 100 / (1 + loss) for name, loss in losses.items()},
         random=grid(0.01, [(0.0, 0.0, step) for *_, step in places]) if random else None,
     )
-    write_landscape(folder / "landscape.json", made)
+    write_landscape(folder / "landscape.json", made, within=folder)
     return folder / "landscape.json"
 
 

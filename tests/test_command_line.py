@@ -528,14 +528,13 @@ def test_a_folder_in_which_another_process_works_is_left_alone(
     assert call(*RUN, how, "--seeds", "5")[0] == 0  # it has ended
 
 
-def test_beginning_afresh_removes_what_was_there(out: Path, call: Call) -> None:
-    (out / "er-0/notes.txt").write_text("old")
+def test_beginning_afresh_removes_the_runs_that_were_there(out: Path, call: Call) -> None:
     (out / "mine").mkdir()
     (out / "mine/notes.txt").write_text("not of a run")
-    code, _, _ = call(*RUN, "--fresh", "--methods", "er", "--set", "stream.batch=50")
+    code, _, said = call(*RUN, "--fresh", "--methods", "er", "--set", "stream.batch=50")
     assert code == 0
+    assert "left" not in said
     assert not (out / "sgd-0").exists()
-    assert not (out / "er-0/notes.txt").exists()
     assert yaml.safe_load((out / "er-0/config.yaml").read_text())["stream"]["batch"] == 50
     assert (out / "mine/notes.txt").is_file()
 

@@ -102,7 +102,8 @@ def stopped(task: Job, at: int) -> None:
 def interrupted(out: Path, at: int) -> None:
     """Leave an experiment as if its run had been killed after its step `at`."""
     stopped(job(out / "er-0", NPZ, OFTEN), at)
-    write_yaml(out / "experiment.yaml", Experiment.from_mapping(tiny(NPZ, OFTEN)).as_mapping())
+    mapping = Experiment.from_mapping(tiny(NPZ, OFTEN)).as_mapping()
+    write_yaml(out / "experiment.yaml", mapping, within=out)
 
 
 def flipped(path: Path, place: int, bit: int = 0) -> None:

@@ -22,9 +22,10 @@ from syngap.experiments import cluster as engine
 from syngap.experiments.cluster import Cluster, connected
 from syngap.experiments.config import Experiment
 from syngap.experiments.engine import Event, run_here
-from syngap.experiments.files import nobody_in, strays
+from syngap.experiments.files import nobody_in
 from syngap.experiments.plan import make_plan
 from syngap.experiments.run import Job
+from syngap.storage import strays
 
 pytest.importorskip("ray")
 from ray import cluster_utils
@@ -300,7 +301,7 @@ def test_no_command_takes_the_mark_of_a_driver_for_a_stray(here: Path, cluster: 
 def test_machines_that_do_not_share_the_folder_are_refused(
     here: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Path, "touch", lambda path: None)  # what another disk would hold
+    monkeypatch.setattr(engine, "write", lambda *_, **__: None)  # what another disk would hold
     Path("out").mkdir()
     with pytest.raises(UserError, match=r"does not see .*/out; --out must be a folder that all"):
         cluster.run([job(Path("out/er-0"))], None, lambda event: None)

@@ -24,11 +24,12 @@ from tiny import RESULTS, called, job, results, run_inline, state, tree, write_a
 from torch import nn
 
 import syngap.experiments.journal
-from syngap.experiments import engine, files, run
+from syngap.experiments import engine, run
 from syngap.experiments.engine import run_here
 from syngap.experiments.folder import read_run
 from syngap.experiments.journal import FolderJournal
 from syngap.metrics import Evaluation
+from syngap.storage import strays
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="looks for processes in /proc"
@@ -230,15 +231,15 @@ def test_where_no_checkpoint_is_whole_it_begins_again(interrupted: Path, whole: 
 
 def test_half_written_files_are_removed_and_no_others(interrupted: Path, whole: Path) -> None:
     folder = interrupted
-    strays = [folder / ".status.json.123", folder / "checkpoint/.step-000000003.safetensors.7"]
-    assert files.strays(folder / "checkpoint"), "that of the fifth step"
+    planted = [folder / ".status.json.123", folder / "checkpoint/.step-000000003.safetensors.7"]
+    assert strays(folder / "checkpoint"), "that of the fifth step"
     others = [folder / ".nfs0001", folder / "notes.txt", folder / ".notes/mine.txt"]
     (folder / ".notes").mkdir()
-    for path in strays + others:
+    for path in planted + others:
         path.write_text("x")
     run_here(job(folder, OFTEN))
     assert results(folder) == results(whole)
-    assert [*files.strays(folder), *files.strays(folder / "checkpoint")] == []
+    assert [*strays(folder), *strays(folder / "checkpoint")] == []
     assert [path for path in others if not path.exists()] == []
 
 
@@ -253,7 +254,7 @@ def test_a_half_written_experiment_hinders_nobody(
     assert begun[-1].startswith("replace .experiment.yaml.")
     assert [name[:16] for name in tree(tmp_path / "out")] == [".experiment.yaml"]
     assert called(capsys, *command)[0] == 0
-    assert not files.strays(tmp_path / "out")
+    assert not strays(tmp_path / "out")
 
 
 def evaluation(step: int) -> Evaluation:

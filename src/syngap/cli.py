@@ -256,7 +256,8 @@ def report(
             typer.echo(f"{runs / name}: holds trials of a search; left out", err=True)
             continue
         typer.echo(f"## {name}\n" if markdown else name)
-        _report(runs / name, markdown=markdown, figures=figures / name if figures else None)
+        own = figures / name if figures else None
+        _report(runs / name, runs, markdown=markdown, figures=own, figures_within=figures)
 
 
 @app.command()
@@ -382,7 +383,9 @@ def landscape(
 
     chosen = _chosen(experiment, settings or (), str(seed), methods, data)
     folder = out or Path("runs") / chosen.name / "landscapes"
-    jobs = plan_landscapes(chosen, folder, data=data, replaced=fresh)
+    jobs = plan_landscapes(
+        chosen, folder, data=data, replaced=fresh, within=None if out else folder.parent
+    )
     compute(jobs, Console(stderr=True), points=points, samples=samples, random=random)
     whole = folder.parent if folder.name == "landscapes" else folder
     typer.echo(f"The landscapes are in {folder}; `syngap report {whole}` draws them", err=True)
@@ -489,6 +492,10 @@ def _refused(message: str, code: int = 2) -> int:
     return code
 
 
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
 def _if_there(resume: bool, fresh: bool) -> tuple[IfThere, str]:
     """Return what to do with earlier runs, and what to say would go on with these."""
     if resume and fresh:
@@ -538,7 +545,7 @@ def _cluster(
         raise UserError("--hung-after: is for the processes of this machine, not for --engine ray")
     from syngap.experiments.cluster import connected
 
-    with connected(address or "auto", lambda line: typer.echo(line, err=True)) as cluster:
+    with connected(address or "auto", _say) as cluster:
         yield cluster
 
 
@@ -625,7 +632,7 @@ def _run(
     try:
         with (
             _alone(cluster, plan),
-            plan.begun(),
+            plan.begun(_say),
             _terminated_like_interrupted(),
             logged,
             display,
@@ -654,7 +661,7 @@ def _tune(
     try:
         with (
             _alone(cluster, tuning.plan),
-            tuning.begun() as first,
+            tuning.begun(_say) as first,
             _terminated_like_interrupted(),
         ):
             display = Display(Console(stderr=True), tuning.to_come(), tuning.plan.steps)
@@ -679,7 +686,7 @@ def _logged(plan: Plan, names: Sequence[str] | None) -> AbstractContextManager[o
         return nullcontext()
     from syngap.experiments.loggers import Following
 
-    return Following(plan.out, names, say=lambda line: typer.echo(line, err=True))
+    return Following(plan.out, names, _say)
 
 
 @contextmanager
@@ -705,11 +712,14 @@ def _holds_trials(folder: Path) -> bool:
 
 def _report(
     runs: Path,
+    within: Path | None = None,
     *,
     markdown: bool = False,
     figure: Path | None = None,
     figures: Path | None = None,
+    figures_within: Path | None = None,
 ) -> None:
+    """Print the table and write the page, into folders that lie in those that the user named."""
     from rich.console import Console
 
     from syngap.experiments.folder import read_runs
@@ -720,6 +730,7 @@ def _report(
     from syngap.report.rows import rows
     from syngap.report.tables import markdown as markdown_table
     from syngap.report.tables import table
+    from syngap.storage import check_inside
 
     if figure and figure.suffix != ".svg":
         raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
@@ -737,13 +748,17 @@ def _report(
         console.print(f"{headline(gathered)}\n", highlight=False, markup=False)
     page = runs / "index.html"
     title = str(found[0].config.get("experiment", runs.name)) if found else runs.name
-    write_page(found, page, title, surfaces, searched=runs)
+    named = within or runs
+    write_page(found, page, title, surfaces, searched=runs, within=named)
     typer.echo(f"The page is {page}", err=markdown)
     if figure:
+        check_inside(figure, named if figure.is_relative_to(named) else figure.parent)
         accuracy_figure(found, figure)
         typer.echo(f"The figure is {figure}", err=markdown)
     if figures:
-        written, reasons = every_figure(found, surfaces, figures)
+        theirs = figures_within or figures
+        whole = named if theirs.is_relative_to(named) else theirs
+        written, reasons = every_figure(found, surfaces, figures, within=whole)
         names = ", ".join(dict.fromkeys(path.stem for path in written))
         typer.echo(f"The figures are in {figures}: {names}", err=markdown)
         for reason in reasons:

@@ -26,6 +26,7 @@ from syngap.experiments.engine import Event, attempt, note_failure
 from syngap.experiments.extras import needed
 from syngap.experiments.folder import read_status
 from syngap.experiments.run import Job
+from syngap.storage import remove, write
 from syngap.streams.places import VARIABLE
 
 __all__ = ["Cluster", "connected"]
@@ -164,14 +165,14 @@ class Cluster:
         )
         with self.alone(out) as board:
             for earlier in out.glob(".cluster-*"):  # of a driver that was killed
-                earlier.unlink(missing_ok=True)
-            mark.touch()
+                remove(earlier, within=out)
+            write(mark, b"", within=out)
             try:
                 machines = _Machines(self._ray, asked, self._say)
                 machines.check()
                 self._run(jobs, asked, machines, board, on_event, following)
             finally:
-                mark.unlink(missing_ok=True)
+                remove(mark, within=out)
 
     def _run(
         self,

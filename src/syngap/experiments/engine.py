@@ -6,7 +6,6 @@ import errno
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
@@ -20,11 +19,13 @@ from typing import Any
 
 from syngap.errors import UserError
 from syngap.experiments.environment import chosen_device, environment
-from syngap.experiments.files import alone_in, write, write_json, write_yaml
+from syngap.experiments.files import alone_in, write_json, write_yaml
 from syngap.experiments.folder import read_status
 from syngap.experiments.plan import is_done
+from syngap.experiments.removal import remove_checkpoints
 from syngap.experiments.run import Job, execute
 from syngap.experiments.sharing import fitting, served
+from syngap.storage import make_folder, remove, write
 
 __all__ = [
     "HUNG_AFTER",
@@ -127,16 +128,18 @@ def run_here(
 ) -> None:
     """Do one run in this process and leave its folder complete, whatever happens."""
     device = chosen_device(job.config["training"]["device"])
-    job.folder.mkdir(parents=True, exist_ok=True)
+    home = job.folder.parent
+    make_folder(job.folder, within=home)
     with alone_in(job.folder, wait=True):  # a worker whose parent was killed ends at its next word
         if is_done(job):
             return
         if not (job.folder / "config.yaml").is_file():
             # Whatever is there was begun by who knows what configuration.
-            shutil.rmtree(job.folder / "checkpoint", ignore_errors=True)
-            write_json(job.folder / "environment.json", environment(device, at_a_time))
-            write_yaml(job.folder / "config.yaml", job.config)
-        (job.folder / "error.txt").unlink(missing_ok=True)  # of a try before this one
+            remove_checkpoints(job.folder, within=home)
+            found = environment(device, at_a_time)
+            write_json(job.folder / "environment.json", found, within=home)
+            write_yaml(job.folder / "config.yaml", job.config, within=home)
+        remove(job.folder / "error.txt", within=home)  # of a try before this one
         execute(job, tell)
 
 
@@ -301,10 +304,11 @@ def _message(error: Exception) -> str:
 def note_failure(job: Job, message: str, trace: str) -> None:
     """Write why a run failed into its folder, if that can be."""
     with suppress(OSError, ValueError):  # the message says it, and the disk may be what failed
-        path = job.folder / "status.json"
+        home = job.folder.parent
         try:
             status = read_status(job.folder)
         except UserError:  # damaged: what it said is lost
             status = {}
-        write_json(path, {**status, "state": "failed", "error": message})
-        write(job.folder / "error.txt", f"{trace.rstrip()}\n".encode())
+        failed = {**status, "state": "failed", "error": message}
+        write_json(job.folder / "status.json", failed, within=home)
+        write(job.folder / "error.txt", f"{trace.rstrip()}\n".encode(), within=home)

@@ -1,25 +1,24 @@
-"""Files that are whole or not there: written beside their place, synced, then renamed."""
+"""Files of runs: one process at a time in a folder, and values as JSON or YAML."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from syngap.errors import UserError
+from syngap.storage import write
 
-__all__ = ["alone_in", "nobody_in", "strays", "sync", "write", "write_json", "write_yaml"]
+__all__ = ["alone_in", "nobody_in", "write_json", "write_yaml"]
 
 
 _LOG = logging.getLogger(__name__)
-_STRAY = re.compile(r"\.[\w-]+\.(?:yaml|json|csv|txt|safetensors)\.\d+")
 
 
 @contextmanager
@@ -62,46 +61,12 @@ def nobody_in(folder: Path) -> bool:
         return False
 
 
-def write(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: whoever reads it, and whenever, finds the old or the new whole.
-
-    Where that fails, nothing is left beside it, and the error names `path`.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)  # on a full disk, room for what is smaller
-        raise OSError(error.errno, error.strerror, str(path)) from error
+def write_json(path: Path, value: Any, *, within: Path) -> None:
+    """Put `value` at `path`, in the folder that the user named, as JSON for people and programs."""
+    write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(), within=within)
 
 
-def strays(directory: Path) -> list[Path]:
-    """Return what `write` left half-written in `directory` where its process was killed."""
-    found = (path for path in directory.glob(".*") if _STRAY.fullmatch(path.name))
-    return sorted(path for path in found if path.is_file())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Put `value` at `path` as JSON for people and programs."""
-    write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def write_yaml(path: Path, value: Any) -> None:
-    """Put `value` at `path` as YAML, in the order it has."""
-    write(path, yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode())
-
-
-def sync(directory: Path) -> None:
-    """Make renames and new names in `directory` survive a loss of power, where one can ask."""
-    if os.name == "posix":
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def write_yaml(path: Path, value: Any, *, within: Path) -> None:
+    """Put `value` at `path`, in the folder that the user named, as YAML in the order it has."""
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    write(path, text.encode(), within=within)

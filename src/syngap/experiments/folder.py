@@ -105,7 +105,7 @@ def read_runs(directory: Path) -> list[Run]:
         raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
     planned = _planned(plan)
     found = [config.parent for config in sorted(directory.glob("*/config.yaml"))]
-    runs = [replace(read_run(path), planned=planned) for path in found if not _landscape(path)]
+    runs = [replace(read_run(path), planned=planned) for path in found if _holds_run(path)]
     if not runs:
         raise UserError(f"{directory}: no run has begun there")
     _check_alike([run for run in runs if run.done])
@@ -207,9 +207,11 @@ def _planned(path: Path) -> Planned:
         return Planned(methods, tuple(int(seed) for seed in found.get("seeds") or ()))
 
 
-def _landscape(path: Path) -> bool:
-    """Return whether a folder holds what `syngap landscape` wrote, and no run."""
-    return (path / "landscape.json").is_file() and not (path / "status.json").is_file()
+def _holds_run(path: Path) -> bool:
+    """Return whether a folder with a config.yaml holds a run, not a landscape or other things."""
+    status = (path / "status.json").exists()
+    begun = (path / "environment.json").exists() and not (path / "landscape.json").is_file()
+    return status or begun
 
 
 _STATUS: dict[str, tuple[type, ...]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -17,10 +18,11 @@ from torch import nn
 
 from syngap.errors import UserError
 from syngap.experiments.environment import now
-from syngap.experiments.files import strays, write, write_json
+from syngap.experiments.files import write_json
 from syngap.experiments.folder import csv_of
 from syngap.metrics import Evaluation
-from syngap.training.checkpoint import packed, unpacked
+from syngap.storage import append, clean, make_folder, move, remove, write
+from syngap.training.checkpoint import packed, read_packed
 
 __all__ = ["FolderJournal"]
 
@@ -84,8 +86,9 @@ class FolderJournal:
         self._folder, self._steps, self._tasks = folder, steps, tasks
         self._pause, self._fingerprint, self._tell = checkpoint_seconds, fingerprint, tell
         self._checkpoints = folder / "checkpoint"
-        self._checkpoints.mkdir(exist_ok=True)
-        self._metrics = (folder / "metrics.jsonl").open("ab")
+        self._home = folder.parent
+        make_folder(self._checkpoints, within=self._home)
+        self._metrics = append(folder / "metrics.jsonl", within=self._home)
         self._rows: list[tuple[int, list[float]]] = []
         self._step = 0
         self._seen: float | None = None
@@ -100,11 +103,11 @@ class FolderJournal:
 
     def load(self) -> dict[str, Any] | None:
         """Return the state of the newest whole checkpoint and forget what came after it."""
-        for stray in [*strays(self._folder), *strays(self._checkpoints)]:
-            stray.unlink()
-        for path in reversed(self._saves()):
+        for folder in (self._folder, self._checkpoints):
+            clean(folder, within=self._home)
+        for path in reversed(self._named_as_saves()):
             try:
-                saved = _whole(unpacked(path.read_bytes()))
+                saved = _whole(read_packed(path))
             except UserError as error:  # whole, and not for us
                 raise UserError(f"{path}: {error}") from error
             except ValueError as error:
@@ -160,9 +163,10 @@ class FolderJournal:
             "metrics_bytes": self._metrics.tell(),
             "fingerprint": self._fingerprint,
         }
-        write(self._checkpoints / f"step-{state['step']:09d}.safetensors", packed(whole))
+        path = self._checkpoints / f"step-{state['step']:09d}.safetensors"
+        write(path, packed(whole), within=self._home)
         for old in self._saves()[:-_KEPT]:
-            old.unlink()
+            remove(old, within=self._home)
         self._status("running", state)
         self._saved = time.monotonic()
 
@@ -173,19 +177,30 @@ class FolderJournal:
             name: value.clone(memory_format=torch.contiguous_format)
             for name, value in model.state_dict().items()
         }
-        write(self._checkpoints / "weights.safetensors", safetensors.torch.save(weights))
+        path = self._checkpoints / "weights.safetensors"
+        write(path, safetensors.torch.save(weights), within=self._home)
         self._status("done", {"step": self._steps, "seconds": self._seconds}, ended=now())
         for save in self._saves():
-            save.unlink()
+            remove(save, within=self._home)
 
     def _drop(self, path: Path, why: str) -> None:
-        """Remove a checkpoint: it would outlive whole ones of earlier steps."""
-        path.unlink()
+        """Remove a checkpoint: it would outlive whole ones of earlier steps.
+
+        A folder in its place is not ours to remove, and gets another name.
+        """
+        if path.is_dir() and not path.is_symlink():
+            aside = path.with_name(f"{secrets.token_hex(4)}-{path.name}")
+            move(path, aside, within=self._home)
+        else:
+            remove(path, within=self._home)
         earlier = self._saves()
         then = f"going on from {earlier[-1].name}" if earlier else "beginning again"
         _LOG.warning("%s is %s; %s", path, why, then)
 
     def _saves(self) -> list[Path]:
+        return [path for path in self._named_as_saves() if not path.is_dir()]
+
+    def _named_as_saves(self) -> list[Path]:
         return sorted(self._checkpoints.glob("step-*.safetensors"))
 
     def _cut(self, size: int) -> None:
@@ -193,7 +208,8 @@ class FolderJournal:
         self._metrics.seek(size)  # tell() would count from the former end until something is added
 
     def _write_accuracy(self) -> None:
-        write(self._folder / "accuracy.csv", csv_of(self._rows, self._tasks).encode())
+        content = csv_of(self._rows, self._tasks).encode()
+        write(self._folder / "accuracy.csv", content, within=self._home)
 
     def _status(self, state: str, progress: Mapping[str, Any], **more: str) -> None:
         self._seconds = progress["seconds"]
@@ -206,4 +222,5 @@ class FolderJournal:
                 "seconds": round(progress["seconds"], 3),
                 **more,
             },
+            within=self._home,
         )

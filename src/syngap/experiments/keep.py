@@ -18,11 +18,12 @@ import yaml
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment, as_then, read, shipped
 from syngap.experiments.environment import portable
-from syngap.experiments.files import write
 from syngap.experiments.folder import Run, read_runs, read_yaml
 from syngap.experiments.given import name_of
 from syngap.experiments.reading import LARGE, reading, text_in
 from syngap.options import shown
+from syngap.storage import check_inside, make_folder, write
+from syngap.storage import read as read_bytes
 
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
 
@@ -71,7 +72,7 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
         if not any(path.is_relative_to(run.path) for run in left_out)
     }
     contents[runs / "experiment.yaml"] = _experiment(runs, to)
-    written = _put({to / p.relative_to(runs): held for p, held in contents.items()}, replaced)
+    written = _put({to / p.relative_to(runs): held for p, held in contents.items()}, to, replaced)
     return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
 
 
@@ -95,19 +96,21 @@ def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
     """
     if "chosen" not in read_yaml(folder / "search.yaml"):
         raise UserError(f"{folder}: the search has not ended; syngap tune --resume goes on with it")
-    return _put({to / name: _content(folder / name, (), ()) for name in _SEARCH}, replaced)
+    return _put({to / name: _content(folder / name, (), ()) for name in _SEARCH}, to, replaced)
 
 
-def _put(contents: dict[Path, bytes], replaced: bool) -> int:
-    """Write what is not there yet, all or nothing; return how many files that were."""
+def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
+    """Write what is not in `to` yet, all or nothing; return how many files that were."""
+    for place in contents:
+        check_inside(place, to)
     changed = {place: held for place, held in contents.items() if _held(place) != held}
     others = [place for place in changed if place.exists() and place.name != "experiment.yaml"]
     if others and not replaced:
         more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
         raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
     for place, content in changed.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write(place, content)
+        make_folder(place.parent, within=to)
+        write(place, content, within=to)
     return len(changed)
 
 
@@ -203,4 +206,4 @@ def _merged(ours: Experiment, before: Experiment, path: Path) -> Experiment:
 
 
 def _held(place: Path) -> bytes | None:
-    return place.read_bytes() if place.is_file() else None
+    return read_bytes(place, LARGE) if place.is_file() else None

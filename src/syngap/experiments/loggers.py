@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import os
-import shutil
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,9 @@ import yaml
 
 from syngap.experiments.extras import needed
 from syngap.experiments.folder import read_environment, read_status, read_yaml
+from syngap.experiments.reading import LARGE
 from syngap.registry import Registry
+from syngap.storage import check_inside, read, remove, remove_tree, write
 
 __all__ = ["Begun", "Following", "Logger", "MLflow", "TensorBoard", "WandB", "registry", "values"]
 
@@ -78,6 +80,10 @@ class Begun:
         """Return the file by which `logger` may note that it has everything of this run."""
         return self.folder / f".{logger}"
 
+    def note_complete(self, logger: str) -> None:
+        """Leave that file: `logger` has everything of this run."""
+        write(self.mark(logger), b"", within=self.folder.parent)
+
 
 class Logger(Protocol):
     """Takes runs as they go on. An exception ends it, and nothing else.
@@ -110,8 +116,11 @@ class TensorBoard:
         if run.mark("tensorboard").exists():
             return math.inf
         for earlier in run.folder.glob("events.out.tfevents.*"):
-            earlier.unlink()
-        writer = self._writers[run.identity] = self._make(str(run.folder))
+            remove(earlier, within=run.folder.parent)
+        check_inside(run.folder / "events", run.folder.parent)
+        unguessable = f".{secrets.token_hex(8)}"  # no link can wait under the file's name
+        writer = self._make(str(run.folder), filename_suffix=unguessable)
+        self._writers[run.identity] = writer
         config = yaml.safe_dump(dict(run.config), sort_keys=False)
         writer.add_text("config", f"```yaml\n{config}```")
         return -1
@@ -125,7 +134,7 @@ class TensorBoard:
         """Close the file."""
         self._writers.pop(run.identity).close()
         if state == "done":
-            run.mark("tensorboard").touch()
+            run.note_complete("tensorboard")
 
 
 class MLflow:
@@ -198,7 +207,7 @@ class WandB:
         )
         for folder in Path(made.settings.wandb_dir).glob(f"offline-run-*-{run.identity}"):
             if folder != Path(made.settings.sync_dir):
-                shutil.rmtree(folder)
+                remove_tree(folder, within=folder.parent)
         return -1
 
     def log(self, run: Begun, step: int, values: Mapping[str, float]) -> None:
@@ -209,7 +218,7 @@ class WandB:
         """Finish the run."""
         self._runs.pop(run.identity).finish(exit_code=int(state != "done"))
         if state == "done":
-            run.mark("wandb").touch()
+            run.note_complete("wandb")
 
 
 class Following:
@@ -323,7 +332,7 @@ class _Followed:
     def _lines(self) -> list[dict[str, Any]]:
         """Return the lines since the last time, or all of them where some were cut off."""
         try:
-            content = (self._run.folder / "metrics.jsonl").read_bytes()
+            content = read(self._run.folder / "metrics.jsonl", LARGE)
         except FileNotFoundError:
             return []
         since = content[self._offset :] if len(content) >= self._offset else content

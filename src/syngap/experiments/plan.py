@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,14 +15,17 @@ import torch
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment, as_then, completed
 from syngap.experiments.environment import chosen_device
-from syngap.experiments.files import alone_in, strays, write_yaml
+from syngap.experiments.files import alone_in, write_yaml
 from syngap.experiments.folder import read_environment, read_status, read_yaml
+from syngap.experiments.removal import is_run_of, remove_run
 from syngap.experiments.run import Job, beginning, stream_of
 from syngap.options import shown
+from syngap.storage import clean, make_folder, strays
 
 __all__ = ["Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 
 IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
+_NAMED = 5  # of many paths in one message
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Plan:
         jobs: the runs to do.
         done: those that need not be done again.
         steps: how many a row's runs have.
-        stale: folders to remove first.
+        stale: folders of runs to remove first.
+        others: folders that hold a config.yaml and no run of this experiment: they stay.
     """
 
     experiment: Experiment
@@ -44,21 +47,30 @@ class Plan:
     jobs: list[Job]
     done: list[Job]
     steps: dict[str, int]
-    stale: list[Path]
+    stale: list[Path] = field(default_factory=list)
+    others: list[Path] = field(default_factory=list)
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        """Make the folder, remove what is to be replaced, and let nobody else in meanwhile."""
+    def begun(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+        """Make the folder, remove what is to be replaced, and let nobody else in meanwhile.
+
+        Args:
+            say: is told what stays there because syngap did not write it.
+        """
         with self._writing():
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out, within=self.out)
         with alone_in(self.out):
             with self._writing():
+                left = [*self.others]
                 for folder in self.stale:
-                    shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # first: a kill here
-                    shutil.rmtree(folder)  # may leave a run without past, but none with another's
-                for stray in strays(self.out):
-                    stray.unlink()
-                write_yaml(self.out / "experiment.yaml", self.experiment.as_mapping())
+                    left += remove_run(folder, within=self.out)
+                if left:
+                    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+                    named = ", ".join(map(str, left[:_NAMED]))
+                    say(f"--fresh removes files of runs alone and left {named}{more}")
+                clean(self.out, within=self.out)
+                mapping = self.experiment.as_mapping()
+                write_yaml(self.out / "experiment.yaml", mapping, within=self.out)
             yield
 
     @contextmanager
@@ -66,7 +78,8 @@ class Plan:
         try:
             yield
         except OSError as error:  # asking for permission does not find every reason
-            raise UserError(f"{self.out}: cannot be written ({error.strerror})") from error
+            reason = error.strerror or error
+            raise UserError(f"{self.out}: cannot be written ({reason})") from error
 
 
 def make_plan(
@@ -95,11 +108,20 @@ def make_plan(
     _check_writable(out)
     steps = _check_buildable(jobs)
     if earlier and if_there == "replace":
-        stale = [config.parent for config in out.glob("*/config.yaml")]
-        return Plan(experiment, out, jobs, [], steps, stale)
+        found = sorted(config.parent for config in out.glob("*/config.yaml"))
+        stale = [folder for folder in found if is_run_of(experiment.name, folder)]
+        others = [folder for folder in found if folder not in stale]
+        for job in jobs:
+            _check_ours(job.folder)
+            if job.folder in others:
+                raise UserError(
+                    f"{job.folder}: its config.yaml is not that of this run, and --fresh removes "
+                    "runs alone; move the folder away, or give another --out"
+                )
+        return Plan(experiment, out, jobs, [], steps, stale, others)
     merged = _merged(experiment, earlier, out) if earlier else experiment
     done = [job for job in jobs if is_done(job)]
-    return Plan(merged, out, [job for job in jobs if job not in done], done, steps, [])
+    return Plan(merged, out, [job for job in jobs if job not in done], done, steps)
 
 
 def jobs_of(
@@ -180,7 +202,11 @@ def is_done(job: Job) -> bool:
 
 def _check_ours(folder: Path) -> None:
     """Refuse a run whose folder leads elsewhere: going on would write there."""
-    for path in (folder, *folder.glob("*"), *(folder / "checkpoint").glob("*")):
+    inside = [each for each in (folder, folder / "checkpoint") if each.is_dir()]
+    half_written = {stray for each in inside for stray in strays(each)}  # which will be removed
+    for path in (folder, *(path for each in inside for path in each.iterdir())):
+        if path in half_written:
+            continue
         if path.is_symlink():
             raise UserError(
                 f"{path}: is a link, and a run goes on in its own folder; move it there"

@@ -18,6 +18,7 @@ import yaml
 
 from syngap.errors import UserError
 from syngap.options import DEEPEST, plain
+from syngap.storage import read
 
 __all__ = ["BoundedLoader", "is_name", "json_in", "reading", "text_in", "yaml_in"]
 
@@ -47,11 +48,8 @@ def text_in(path: Path, most: int = SMALL) -> str:
         OSError: where it cannot be read.
         UnicodeDecodeError: where it is no text.
     """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: is not a plain file")
-    if (size := path.stat().st_size) > most:
-        raise UserError(f"{path}: refused, it has {size} bytes; up to {most} are read")
-    return path.read_text(encoding="utf-8")
+    text = read(path, most).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def yaml_in(path: Path) -> dict[str, Any]:

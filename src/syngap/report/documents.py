@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from syngap.errors import UserError, nearest
-from syngap.experiments.files import write
+from syngap.experiments.reading import SMALL, text_in
 from syngap.report import curves, paper
 from syngap.report.results import Results, search_table
 from syngap.report.rows import MEASURES
@@ -33,6 +33,7 @@ from syngap.report.statistics import (
     time_ratio,
 )
 from syngap.report.tables import decimals, markdown, overview, run_count
+from syngap.storage import read, write
 
 __all__ = ["QUERIES", "StaleBlock", "fill", "run_query", "stale_blocks"]
 
@@ -71,7 +72,7 @@ def fill(path: Path, results: Results) -> int:
         done = block.end
     new = "".join([*parts, text[done:]])
     if new != text:
-        write(path, new.replace("\n", newline).encode())
+        write(path, new.replace("\n", newline).encode(), within=path.parent)
     return len(contents)
 
 
@@ -143,7 +144,7 @@ def _line(text: str, place: int) -> int:
 def _read(path: Path) -> tuple[str, str]:
     """Return a document, and how its lines end."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read(path, SMALL).decode("utf-8")
         return text.replace("\r\n", "\n"), "\r\n" if "\r\n" in text else "\n"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
@@ -279,7 +280,7 @@ def _measured(results: Results, PATH: str, *, table: str = "1") -> str:
     path = results.folder / "speed" / f"{PATH}.md"
     if not path.is_file():
         raise UserError(f"{path}: not there; make bench writes such files")
-    tables = _tables(path.read_text(encoding="utf-8"))
+    tables = _tables(text_in(path))
     if not table.isdecimal() or not 1 <= int(table) <= len(tables):
         raise UserError(f'{path}: no table "{table}"; it has {len(tables)}')
     return tables[int(table) - 1]

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from syngap import __version__
-from syngap.experiments.files import write
 from syngap.experiments.folder import Run
 from syngap.experiments.landscapes.surface import Landscape
 from syngap.report.curves import Sweep, sweeps, variants
@@ -51,6 +50,7 @@ from syngap.report.statistics import (
     verdict,
 )
 from syngap.report.tables import best_rows, decimals, markdown
+from syngap.storage import write
 
 __all__ = ["embed_json", "page", "page_data", "write_page"]
 
@@ -85,6 +85,7 @@ def write_page(
     *,
     searched: Path | None = None,
     made: datetime | None = None,
+    within: Path | None = None,
 ) -> None:
     """Write the page of `runs` to `path`.
 
@@ -95,9 +96,10 @@ def write_page(
         landscapes: that were computed for it; a page of landscapes alone is possible too.
         searched: the experiment's folder, where a search may be beside the runs.
         made: the time that the page gives as its own; now by default.
+        within: the folder that the user named, where it is not the page's own.
     """
     text = page(runs, title, landscapes, searched=searched, made=made)
-    write(path, text.encode())
+    write(path, text.encode(), within=within or path.parent)
 
 
 def page(

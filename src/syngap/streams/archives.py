@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from syngap.errors import UserError
+from syngap.storage import create, make_folder
 
 __all__ = ["read", "unpack"]
 
@@ -37,8 +38,8 @@ def unpack(archive: Path, wanted: re.Pattern[str], limit: int, into: Path) -> in
     with _refusing(archive):
         for member in _members(archive, wanted, limit):
             target = into / member.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as file:
+            make_folder(target.parent, within=into)
+            with create(target, within=into) as file:
                 shutil.copyfileobj(member.stream, file)
             count += 1
     return count

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from syngap.errors import UserError, nearest
 from syngap.options import shown
+from syngap.storage import append, make_folder, move, remove, remove_tree
 from syngap.streams import archives, places
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ def fetch(
         _complete(folder, archive)
         return folder
     try:
-        to.mkdir(parents=True, exist_ok=True)
+        make_folder(to, within=to)
         brought = (to / archive.name).exists()  # by somebody: it is not ours to remove
         packed = _downloaded(archive, to, progress)
         _unpacked(packed, archive, folder)
         if not brought:
-            packed.unlink()
+            remove(packed, within=to)
     except OSError as error:  # no room, no permission
         raise UserError(f"{to}: {error}") from error
     return folder
@@ -151,30 +151,32 @@ def _complete(folder: Path, archive: Archive) -> None:
 
 
 def _downloaded(archive: Archive, to: Path, progress: Progress | None) -> Path:
-    import pooch  # type: ignore[import-untyped]  # heavy, and most runs fetch nothing
-
-    def download(url: str, output_file: str, _: object) -> None:
-        part = to / f"{archive.name}.part"
-        try:
-            _resumed(url, part, archive.limit, progress)
-        except UserError:
-            raise
-        except ValueError as error:  # or it would be taken for pooch's, below
-            raise UserError(f"{url}: the download failed ({error})") from error
-        os.replace(part, output_file)
-
+    packed, part = to / archive.name, to / f"{archive.name}.part"
+    if packed.is_file() and _md5(packed) == archive.md5:
+        return packed
     try:
-        found: str = pooch.retrieve(
-            archive.url, f"md5:{archive.md5}", fname=archive.name, path=to, downloader=download
-        )
+        _resumed(archive.url, part, archive.limit, progress)
     except UserError:
         raise
-    except ValueError as error:  # pooch has deleted it
+    except ValueError as error:  # an address that is none
+        raise UserError(f"{archive.url}: the download failed ({error})") from error
+    if _md5(part) != archive.md5:
+        remove(part, within=to)
         raise UserError(
             f"{archive.url}: what came is not what was published (its MD5 is not {archive.md5}); "
             "nothing was kept, try again"
-        ) from error
-    return Path(found)
+        )
+    move(part, packed, within=to)
+    return packed
+
+
+def _md5(path: Path) -> str:
+    """Return the sum by which publishers know a file; it guards against no forgery."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> None:
@@ -191,7 +193,7 @@ def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> Non
             if start and response.status_code == 416:  # nothing is left, or the part is not of it
                 complete = response.headers.get("Content-Range") == f"bytes */{start}"
                 if not complete:
-                    part.unlink()
+                    remove(part, within=part.parent)
                     _resumed(url, part, limit, progress)
                 return
             response.raise_for_status()
@@ -199,7 +201,8 @@ def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> Non
                 start = 0  # the server sends all of it again
             length = _length(response, url)
             total, here = start + length if length else None, start
-            with part.open("ab" if start else "wb") as file:
+            with append(part, within=part.parent) as file:
+                file.truncate(start)
                 for piece in response.iter_content(PIECE):
                     here += len(piece)
                     if max(here, total or 0) > limit:
@@ -242,12 +245,12 @@ def _continues(response: requests.Response, start: int) -> bool:
 
 
 def _unpacked(packed: Path, archive: Archive, folder: Path) -> None:
-    fresh = folder.with_name(f".{folder.name}.unpacking")
-    shutil.rmtree(fresh, ignore_errors=True)  # what a killed run left
+    fresh, to = folder.with_name(f".{folder.name}.unpacking"), folder.parent
+    remove_tree(fresh, within=to)  # what a killed run left
     try:
         count = archives.unpack(packed, re.compile(archive.wanted), archive.limit, fresh)
         if count != archive.count:
             raise UserError(f"{packed} holds {count} of {archive.count} files; it was not unpacked")
-        fresh.rename(folder)
+        move(fresh, folder, within=to)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove_tree(fresh, within=to)

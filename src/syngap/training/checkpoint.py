@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
 from syngap.errors import UserError
+from syngap.storage import read
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["packed", "read_packed", "unpacked"]
 
 _STRUCTURE = "structure"
 _VERSION, _KNOWN = "version", 1  # 0 did not say it
 _CHECKSUM = "checksum"  # no other tensor's name: those are numbers
 _LENGTH = 8  # bytes in which a safetensors file says how long its header is
 _ZEROS = bytes(hashlib.sha256().digest_size)
+_COPIES = 2  # the bytes of a file, and its tensors
 
 
 def packed(state: Any) -> bytes:
@@ -63,6 +67,43 @@ def unpacked(content: bytes) -> Any:
         return state
     except (SafetensorError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a checkpoint: {error}") from error
+
+
+def read_packed(path: Path) -> Any:
+    """Return the state in a file that holds what `packed` gave.
+
+    Its length is compared with its header, and with the free memory, before any memory is taken.
+
+    Raises:
+        ValueError: where it holds no state.
+        UserError: where it is of a newer version, or larger than the memory.
+    """
+    if path.is_symlink() or not path.is_file():
+        raise ValueError("not a checkpoint: it is not a plain file")
+    try:
+        with safe_open(path, framework="pt"):  # reads the header, and how long the file must be
+            size, free = path.stat().st_size, _free_memory()
+    except SafetensorError as error:
+        raise ValueError(f"not a checkpoint: {error}") from error
+    too_large = (
+        f"reading it takes {size * _COPIES / 1e9:.1f} GB of memory, and {free / 1e9:.1f} are free; "
+        "free some, or remove the file to go on from the checkpoint before it"
+    )
+    if size * _COPIES > free:
+        raise UserError(too_large)
+    try:
+        return unpacked(read(path, size))
+    except MemoryError as error:
+        raise UserError(too_large) from error
+
+
+def _free_memory() -> float:
+    """Return how many bytes can be taken; infinity where the system does not say."""
+    try:
+        said = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        return float("inf")
+    return 1024 * int(said[1]) if said else float("inf")
 
 
 def _known(structure: Any) -> Any:

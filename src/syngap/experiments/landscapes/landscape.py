@@ -33,6 +33,7 @@ from syngap.experiments.landscapes.plane import (
 )
 from syngap.experiments.landscapes.surface import FILE, Grid, Landscape, write_landscape
 from syngap.experiments.run import Job, beginning, stream_of
+from syngap.storage import check_inside, clean, make_folder
 
 __all__ = ["landscape", "make_landscape", "plan_landscapes"]
 
@@ -40,7 +41,12 @@ _MARGIN = 0.3  # of the drawing around the path, as a share of its extent
 
 
 def plan_landscapes(
-    experiment: Experiment, out: Path, *, data: Path | None = None, replaced: bool = False
+    experiment: Experiment,
+    out: Path,
+    *,
+    data: Path | None = None,
+    replaced: bool = False,
+    within: Path | None = None,
 ) -> list[Job]:
     """Return what is to be computed, having checked what can be checked before the first step.
 
@@ -49,6 +55,7 @@ def plan_landscapes(
         out: folder for the landscapes.
         data: where data sets are.
         replaced: whether landscapes that are there may be written over.
+        within: the folder that the user named, where it is not `out` but one above it.
     """
     two = replace(experiment, stream={**experiment.stream, "first": 2})
     device = chosen_device(experiment.training["device"])
@@ -56,6 +63,7 @@ def plan_landscapes(
     for run in two.runs():
         config = {**run, "training": {**run["training"], "device": device.type}}
         folder = out / f"{run['row']}-{run['seed']}"
+        check_inside(folder / FILE, within or out)
         if (folder / "status.json").exists():
             raise UserError(f"{folder}: holds a run; give another --out")
         if (folder / FILE).exists() and not replaced:
@@ -88,10 +96,12 @@ def make_landscape(
         )
     except (Flat, FloatingPointError) as error:
         raise UserError(f"{job.name}: {error}") from error
-    job.folder.mkdir(parents=True, exist_ok=True)
-    write_json(job.folder / "environment.json", environment(device))
-    write_yaml(job.folder / "config.yaml", job.config)
-    write_landscape(job.folder / FILE, found)
+    out = job.folder.parent
+    make_folder(job.folder, within=out)
+    clean(job.folder, within=out)
+    write_json(job.folder / "environment.json", environment(device), within=out)
+    write_yaml(job.folder / "config.yaml", job.config, within=out)
+    write_landscape(job.folder / FILE, found, within=out)
     return found
 
 

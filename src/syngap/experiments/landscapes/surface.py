@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from syngap.experiments.files import write
 from syngap.experiments.folder import LARGEST
 from syngap.experiments.formats import check_format
 from syngap.experiments.reading import json_in, reading
 from syngap.methods import registry
+from syngap.storage import write
 
 __all__ = ["FILE", "Grid", "Landscape", "read_landscape", "read_landscapes", "write_landscape"]
 
@@ -81,14 +81,20 @@ class Landscape:
     random: Grid | None = None
 
 
-def write_landscape(path: Path, landscape: Landscape) -> None:
-    """Put a landscape at `path`: the keys of its grid stand beside the others."""
+def write_landscape(path: Path, landscape: Landscape, *, within: Path) -> None:
+    """Put a landscape at `path`: the keys of its grid stand beside the others.
+
+    Args:
+        path: of the file.
+        landscape: to be written.
+        within: the folder that the user named.
+    """
     found = asdict(landscape)
     grid = found.pop("grid")
     content = {"format": FORMAT, **found, **grid}
     # Numbers in one line a row: a file that people can look at, a fifth as long as with indents.
     lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in content.items()]
-    write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), within=within)
 
 
 def read_landscape(path: Path) -> Landscape:

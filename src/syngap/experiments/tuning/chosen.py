@@ -40,13 +40,12 @@ def write_chosen(tuning: Tuning) -> Path:
     }
     device = chosen_device(tuning.experiment.training["device"])
     versions = {**environment(device), "optuna": version("optuna")}
-    write_yaml(
-        out / "search.yaml", {**tuning.as_mapping(), "chosen": summary, "environment": versions}
-    )
+    search = {**tuning.as_mapping(), "chosen": summary, "environment": versions}
+    write_yaml(out / "search.yaml", search, within=out)
     mapping: dict[str, Any] = tuning.experiment.as_mapping()
     for row, best in found.items():
         mapping["methods"][row].update(best.trial.values)
-    write_yaml(out / "tuned.yaml", mapping)
+    write_yaml(out / "tuned.yaml", mapping, within=out)
     return out / "tuned.yaml"
 
 

@@ -8,7 +8,7 @@ but the folders of its runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from syngap.experiments.run import Job
 from syngap.experiments.tuning.search import Search
 from syngap.experiments.tuning.space import Space
 from syngap.experiments.tuning.trials import Outcome, Trial, diverged, write_trials
+from syngap.storage import remove
 
 __all__ = ["RANDOM_FIRST", "Tuning", "suggestion"]
 
@@ -82,12 +83,11 @@ class Tuning:
             self._check_no_fewer_trials()
 
     @contextmanager
-    def begun(self) -> Iterator[list[Job]]:
-        """Begin, or go on, and give the runs to do first."""
-        with self.plan.begun():
-            (self.plan.out / "tuned.yaml").unlink(
-                missing_ok=True
-            )  # of an earlier search; written anew
+    def begun(self, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Job]]:
+        """Begin, or go on, and give the runs to do first; `say` is as in `Plan.begun`."""
+        with self.plan.begun(say):
+            out = self.plan.out
+            remove(out / "tuned.yaml", within=out)  # of an earlier search; written anew
             to_do = {row: self._next(row) for row in self.outcomes}
             self._write()
             yield [job for row in self._rows for job in to_do[row]]
@@ -175,7 +175,7 @@ class Tuning:
     def _write(self) -> None:
         every = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
         write_trials(self.plan.out / "trials.csv", every)
-        write_yaml(self.plan.out / "search.yaml", self.as_mapping())
+        write_yaml(self.plan.out / "search.yaml", self.as_mapping(), within=self.plan.out)
 
 
 def suggestion(spaces: Mapping[str, Space], past: Sequence[Outcome], seed: int) -> dict[str, Any]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from syngap.experiments.files import write
 from syngap.experiments.folder import read_run, read_status
 from syngap.experiments.plan import is_done
+from syngap.experiments.removal import remove_checkpoints
 from syngap.experiments.run import Job
 from syngap.metrics import accuracy
+from syngap.storage import write
 
 __all__ = ["Outcome", "Trial", "diverged", "write_trials"]
 
@@ -36,7 +36,7 @@ class Trial:
     def outcome(self) -> Outcome:
         """Return what came of a trial whose runs have all ended; their weights are not kept."""
         for job in self.jobs:
-            shutil.rmtree(job.folder / "checkpoint", ignore_errors=True)
+            remove_checkpoints(job.folder, within=job.folder.parent)
         reasons = [read_status(job.folder).get("error", "") for job in self.jobs]
         why = next(filter(None, reasons), "")
         runs = [read_run(job.folder) for job in self.jobs]
@@ -90,7 +90,7 @@ def write_trials(path: Path, outcomes: Sequence[Outcome]) -> None:
                 outcome.why,
             ]
         )
-    write(path, text.getvalue().encode())
+    write(path, text.getvalue().encode(), within=path.parent)
 
 
 def _ended(job: Job) -> bool:

@@ -17,6 +17,7 @@ from syngap.report.figures.style import FORMATS
 from syngap.report.headline import subject
 from syngap.report.rows import finished_runs, rows
 from syngap.report.series import is_weight, layers
+from syngap.storage import make_folder
 
 __all__ = [
     "accuracy_figure",
@@ -29,7 +30,11 @@ __all__ = [
 
 
 def every_figure(
-    runs: Sequence[Run], landscapes: Sequence[Landscape], folder: Path
+    runs: Sequence[Run],
+    landscapes: Sequence[Landscape],
+    folder: Path,
+    *,
+    within: Path | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Draw everything that can be drawn into `folder`, each as SVG and as PDF.
 
@@ -37,11 +42,12 @@ def every_figure(
         runs: every run of an experiment.
         landscapes: that were computed for it.
         folder: created where it does not exist.
+        within: the folder that the user named, where it is one above `folder`.
 
     Returns:
         The files, and why others are not among them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, within=within or folder)
     written, reasons = [], []
     for name, draw in _figures(runs, landscapes).items():
         paths = [folder / f"{name}.{kind}" for kind in FORMATS]

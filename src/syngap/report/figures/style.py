@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syngap.errors import UserError
+from syngap.storage import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +56,9 @@ def drawn(path: Path, size: tuple[float, float], *, compressed: bool = False) ->
         margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, compress=compressed)
         figure = Figure(figsize=size, facecolor="white", layout=margins)
         yield figure
-        figure.savefig(path, format=kind, metadata=_UNDATED[kind])
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, metadata=_UNDATED[kind])
+    write(path, content.getvalue(), within=path.parent)
 
 
 def bare(axes: Axes, grid: str = "y") -> None:
