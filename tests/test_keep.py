@@ -66,7 +66,7 @@ def test_what_is_kept_gives_the_same_report(
         summaries = was.summaries if was.seed == 2 else {}
         assert now == replace(was, path=now.path, summaries=summaries)
     assert called(capsys, "report", kept)[1] == called(capsys, "report", runs)[1].replace(
-        str(runs), "results/tiny"
+        str(runs), str(kept)
     )
 
 
