@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from syngap.experiments.folder import csv_of
+from syngap.experiments.folder import Run, csv_of, read_runs
 from syngap.experiments.landscapes.surface import Grid, Landscape, write_landscape
+from syngap.experiments.packed import write_packed
 
 LAYERS = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
 
@@ -64,6 +65,12 @@ RATES = {
     "syngap_lr0.03": Made("syngap", 70, 0.85, 10.8, 0.8, LAYERS, {"lr": 0.03, "buffer": 200}),
     "sgd": Made("sgd", 97, 0.10, options={"lr": 0.1}),
 }
+
+
+def change_packed(directory: Path, change: Callable[[Run], Run | None]) -> None:
+    """Put what `change` makes of each packed run in its place; None leaves it out."""
+    changed = (change(run) for run in read_runs(directory))
+    write_packed(directory, [run for run in changed if run])
 
 
 def write_made_landscape(

@@ -19,12 +19,11 @@ from fuzz.fuzz import NAMES
 from fuzz.guard import Broken, Sandbox, Step
 from fuzz.mutations import tree_changed
 from fuzz.targets import TARGETS, hurried
-from fuzz.trees import Special, Tree, dumped, loaded
+from fuzz.trees import Special, Tree, corpus, dumped, loaded
 
 from syngap.errors import UserError
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"
-ENTRIES = sorted(CORPUS.glob("*/*.json"))
 INPUTS = {
     "configuration": 20,
     "settings": 30,
@@ -56,10 +55,8 @@ def steps(target: str) -> list[Step]:
 
 @pytest.mark.parametrize("target", NAMES)
 def test_what_is_known_to_be_hostile_gives_a_clear_error(target: str, sandbox: Sandbox) -> None:
-    for entry in ENTRIES:
-        if entry.parent.name == target:
-            tree = loaded(entry.read_text(), bases(target))
-            assert sandbox.tried(tree, steps(target))[0] is None, entry.stem
+    for name, tree in corpus(CORPUS / f"{target}.jsonl", bases(target)).items():
+        assert sandbox.tried(tree, steps(target))[0] is None, name
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -79,8 +76,10 @@ def test_nothing_but_a_clear_error_comes_out(target: str, sandbox: Sandbox) -> N
 
 
 def test_the_corpus_is_small_and_covers_every_target() -> None:
-    assert {entry.parent.name for entry in ENTRIES} == {*NAMES}
-    assert sum(entry.stat().st_size for entry in ENTRIES) < 300_000
+    files = sorted(CORPUS.iterdir())
+    assert [path.name for path in files] == sorted(f"{target}.jsonl" for target in NAMES)
+    assert all(corpus(CORPUS / f"{target}.jsonl", bases(target)) for target in NAMES)
+    assert sum(path.stat().st_size for path in files) < 300_000
 
 
 # The judge itself ---------------------------------------------------------------------------------
@@ -135,6 +134,12 @@ def test_exit_codes_without_a_line_are_noticed(monkeypatch: pytest.MonkeyPatch) 
 def test_inputs_are_kept_as_what_they_change(tmp_path: Path) -> None:
     base: dict[str, Tree] = {"one": {"a": b"1", "b": b"2"}, "other": {"c": b"\xff"}}
     tree: Tree = {"a": b"1", "c": Special("link", "{outside}"), "d": os.urandom(3000)}
-    text = dumped(tree, base)
+    text = dumped(tree, base, "mine")
+    assert text.count("\n") == 1
     assert loaded(text, base) == tree
+    (tmp_path / "some.jsonl").write_text(text + dumped(base["one"], base, "other"))
+    assert corpus(tmp_path / "some.jsonl", base) == {"mine": tree, "other": base["one"]}
+    (tmp_path / "some.jsonl").write_text(text + text)
+    with pytest.raises(ValueError, match="two inputs have the same name"):
+        corpus(tmp_path / "some.jsonl", base)
     assert sorted(json.loads(text)["changes"]) == ["b", "c", "d"]

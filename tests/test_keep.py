@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shlex
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from refused import refused
+from runfolders import change_packed
 from tiny import called, run_inline, tree, written
 
 from syngap.experiments import engine
 from syngap.experiments.environment import environment, portable
-from syngap.experiments.folder import read_runs
+from syngap.experiments.files import alone_in
+from syngap.experiments.folder import Run, read_runs
 from syngap.experiments.keep import keep
 
-FILES = ["accuracy.csv", "config.yaml", "environment.json", "metrics.jsonl", "status.json"]
+FILES = ["curves.jsonl.gz", "experiment.yaml", "runs.jsonl"]
 
 
 @pytest.fixture
@@ -38,9 +43,14 @@ def runs(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return here / "runs" / "tiny"
 
 
-def summaries(path: Path) -> list[bool]:
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    return [bool(json.loads(line)["summary"]) for line in lines]
+def kept_run(folder: Path, name: str) -> Run:
+    (found,) = [run for run in read_runs(folder) if run.path.name == name]
+    return found
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change entries of a JSON file in a run folder."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_what_is_kept_gives_the_same_report(
@@ -48,23 +58,79 @@ def test_what_is_kept_gives_the_same_report(
 ) -> None:
     code, printed, said = called(capsys, "keep", runs)
     assert (code, said) == (0, "")
-    assert printed == "4 runs are in results/tiny; files written: 21\n"
+    assert printed == "4 runs are in results/tiny; files written: 3\n"
     kept = here / "results" / "tiny"
-    assert sorted(path.name for path in kept.iterdir()) == [
-        *("er-2", "er-3", "experiment.yaml", "syngap-2", "syngap-3")
-    ]
-    for run in kept.glob("*-*"):
-        assert sorted(path.name for path in run.iterdir()) == FILES
+    assert sorted(path.name for path in kept.iterdir()) == FILES
     for was, now in zip(read_runs(runs), read_runs(kept), strict=True):
-        assert (now.config, now.status, now.accuracy) == (was.config, was.status, was.accuracy)
-        assert (now.initial, now.record) == (was.initial, was.record)
+        assert now.path.name == was.path.name
+        summaries = was.summaries if was.seed == 2 else {}
+        assert now == replace(was, path=now.path, summaries=summaries)
+    assert called(capsys, "report", kept)[1] == called(capsys, "report", runs)[1].replace(
+        str(runs), str(kept)
+    )
 
 
 def test_what_a_method_says_of_itself_is_kept_for_the_lowest_seed(runs: Path, here: Path) -> None:
-    assert all(summaries(runs / "syngap-3"))
+    there = {run.path.name: run.summaries for run in read_runs(runs)}
+    assert there["syngap-2"]
+    assert there["syngap-3"]
     keep(runs, here / "kept")
-    assert all(summaries(here / "kept" / "syngap-2"))
-    assert not any(summaries(here / "kept" / "syngap-3"))
+    assert kept_run(here / "kept", "syngap-2").summaries == there["syngap-2"]
+    assert not kept_run(here / "kept", "syngap-3").summaries
+
+
+def test_what_is_kept_does_not_depend_on_the_order_of_keeping(runs: Path, here: Path) -> None:
+    for name, seed in (("low", 2), ("high", 3)):
+        shutil.copytree(runs, here / name)
+        for other in (here / name).glob(f"*-{5 - seed}"):
+            shutil.rmtree(other)
+    for to, order in (("one", ("low", "high")), ("other", ("high", "low"))):
+        for name in order:
+            keep(here / name, here / to)
+    keep(runs, here / "at-once")
+    assert tree(here / "one") == tree(here / "other") == tree(here / "at-once")
+
+
+def test_packed_results_are_kept_together(runs: Path, here: Path) -> None:
+    shutil.copytree(runs, here / "few")
+    shutil.rmtree(here / "few" / "er-2")
+    shutil.rmtree(here / "few" / "syngap-2")
+    keep(here / "few", here / "packed-few")
+    keep(runs, here / "packed")
+    before = tree(here / "packed")
+    assert keep(here / "packed-few", here / "packed").written == 0
+    assert tree(here / "packed") == before
+    keep(here / "packed", here / "packed-few")
+    assert tree(here / "packed-few") == before
+
+
+def test_results_of_an_earlier_version_are_packed_in_another_folder(runs: Path, here: Path) -> None:
+    shutil.copytree(runs, here / "kept")
+    with refused("kept: holds run folders (er-2)", "packs them in another folder"):
+        keep(runs, here / "kept")
+    assert keep(here / "kept", here / "packed").runs == ["er-2", "er-3", "syngap-2", "syngap-3"]
+
+
+def test_runs_are_not_written_among_packed_ones(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(runs, here / "kept")
+    before = tree(here / "kept")
+    for how in ("--resume", "--fresh"):
+        code, _, said = called(capsys, "run", here / "tiny.yaml", "--out", here / "kept", how)
+        assert code == 2
+        assert "holds packed results, and runs need a folder; give another --out" in said
+    assert tree(here / "kept") == before
+    shutil.copytree(runs / "er-2", here / "kept" / "er-2")
+    with refused("kept: holds packed runs and run folders (er-2)"):
+        read_runs(here / "kept")
+
+
+def test_keeping_at_the_same_time_loses_no_run(runs: Path, here: Path) -> None:
+    (here / "kept").mkdir()
+    with alone_in(here / "kept"), refused("kept: another process is at work there"):
+        keep(runs, here / "kept")
+    assert keep(runs, here / "kept").written == 3
 
 
 def test_keeping_again_writes_nothing(runs: Path, here: Path) -> None:
@@ -89,10 +155,14 @@ def test_rows_and_seeds_are_added_to_those_that_are_there(
         here / "more",
     )
     assert called(capsys, *command)[0] == 0
-    path = here / "more" / "syngap-3" / "status.json"
-    path.write_text(path.read_text().replace('"seconds": ', '"seconds": 1'))
-    with refused("syngap-3/", "is there with another content"):
+    for run in (here / "more").glob("syngap-3"):
+        for file in ("environment.json", "status.json"):
+            shutil.copy(runs / run.name / file, run / file)
+    before = tree(here / "kept")
+    rewrite(here / "more" / "syngap-3" / "status.json", seconds=1234.5)
+    with refused("kept: syngap-3 is there with another content; --replace"):
         keep(here / "more", here / "kept")
+    assert tree(here / "kept") == before
     assert keep(here / "more", here / "kept", replaced=True).runs == [
         *("sgd-3", "sgd-4", "syngap-3", "syngap-4")
     ]
@@ -100,7 +170,8 @@ def test_rows_and_seeds_are_added_to_those_that_are_there(
     assert sorted(whole["methods"]) == ["er", "sgd", "syngap"]
     assert whole["seeds"] == [2, 3, 4]
     assert len(read_runs(here / "kept")) == 7
-    assert not any(summaries(here / "kept" / "syngap-3")), "seed 2 is there and lower"
+    assert kept_run(here / "kept", "syngap-3").status["seconds"] == 1234.5
+    assert not kept_run(here / "kept", "syngap-3").summaries, "seed 2 is there and lower"
 
 
 def test_rows_stand_in_the_order_of_the_experiment_that_ships(
@@ -114,17 +185,39 @@ def test_rows_stand_in_the_order_of_the_experiment_that_ships(
     assert list(rows) == ["sgd", "er", "syngap"]
 
 
-def test_nothing_is_written_over_without_being_told(runs: Path, here: Path) -> None:
+@pytest.mark.parametrize("part", ["config", "environment", "status", "accuracy", "record"])
+def test_nothing_is_written_over_without_being_told(part: str, runs: Path, here: Path) -> None:
     keep(runs, here / "kept")
-    table = here / "kept" / "er-2" / "accuracy.csv"
-    table.write_text("another content")
-    (here / "kept" / "er-3" / "status.json").unlink()
+    there = tree(here / "kept")
+
+    def change(run: Run) -> Run:
+        if (run.row, run.seed) != ("er", 2):
+            return run
+        if part == "accuracy":
+            return replace(run, accuracy=[[value / 2 for value in row] for row in run.accuracy])
+        if part == "record":
+            return replace(run, record=[replace(run.record[0], newest=1.25), *run.record[1:]])
+        return replace(run, **{part: {**getattr(run, part), "steps": 7}})
+
+    change_packed(here / "kept", change)
+    (here / "kept" / "trials.csv").write_text("mine")
     before = tree(here / "kept")
-    with refused("er-2/accuracy.csv: is there with another content; --replace"):
+    assert before != there
+    with refused("kept: er-2 is there with another content; --replace"):
         keep(runs, here / "kept")
     assert tree(here / "kept") == before
-    assert keep(runs, here / "kept", replaced=True).written == 2
-    assert table.read_bytes() == (runs / "er-2" / "accuracy.csv").read_bytes()
+    keep(runs, here / "kept", replaced=True)
+    assert tree(here / "kept") == {**there, "trials.csv": before["trials.csv"]}
+
+
+def test_files_beside_runs_are_not_written_over_without_being_told(runs: Path, here: Path) -> None:
+    (runs / "trials.csv").write_text("row,trial\n")
+    keep(runs, here / "kept")
+    (here / "kept" / "trials.csv").write_text("another content")
+    with refused("kept/trials.csv: is there with another content; --replace"):
+        keep(runs, here / "kept")
+    assert keep(runs, here / "kept", replaced=True).written == 1
+    assert (here / "kept" / "trials.csv").read_text() == "row,trial\n"
 
 
 def test_another_experiment_is_left_alone(
@@ -147,8 +240,9 @@ def test_another_experiment_is_left_alone(
 def test_a_folder_with_other_things_is_left_alone(runs: Path, here: Path) -> None:
     (here / "kept").mkdir()
     (here / "kept" / "thesis.tex").write_text("years of work")
-    with refused("kept: no runs there"):
+    with refused("kept: holds other things (thesis.tex) and no runs"):
         keep(runs, here / "kept")
+    assert [path.name for path in (here / "kept").iterdir()] == ["thesis.tex"]
     with refused("is where the runs are"):
         keep(runs, runs / ".." / "tiny")
 
@@ -169,8 +263,8 @@ def test_unfinished_runs_are_refused_unless_told(
     assert code == 0
     assert said == "er-3 has not ended and is left out\n"
     assert printed.startswith("3 runs are in ")
-    assert not (here / "kept" / "er-3").exists()
-    assert not (here / "kept" / "syngap-2" / "error.txt").exists()
+    assert "er-3" not in [run.path.name for run in read_runs(here / "kept")]
+    assert str(here) not in (here / "kept" / "runs.jsonl").read_text()
     code, printed, _ = called(capsys, "report", here / "kept")
     assert "failed at step 2 of 6: FloatingPointError" in " ".join(printed.split())
 
@@ -181,9 +275,9 @@ def test_a_line_that_was_cut_off_is_left_out(runs: Path, here: Path) -> None:
     with (runs / "er-3" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "ta')
     keep(runs, here / "kept", unfinished=True)
-    kept = here / "kept" / "er-3" / "metrics.jsonl"
-    assert len(summaries(kept.parent)) == len(summaries(here / "kept" / "er-2"))
-    assert kept.read_text().endswith("}\n")
+    record = kept_run(here / "kept", "er-3").record
+    assert record
+    assert len(record) == len(kept_run(here / "kept", "er-2").record)
 
 
 def test_what_a_search_or_a_landscape_wrote_is_kept_too(runs: Path, here: Path) -> None:
@@ -260,12 +354,43 @@ def test_an_environment_has_the_command_as_it_can_be_published(
 def test_a_command_that_an_older_version_wrote_is_cleaned(runs: Path, here: Path) -> None:
     path = runs / "er-2" / "environment.json"
     found = json.loads(path.read_text())
-    path.write_text(json.dumps({**found, "command": f"syngap run x --data {here}/data"}))
+    rewrite(path, command=f"syngap run x --data {here}/data")
     keep(runs, here / "kept")
-    kept = json.loads((here / "kept" / "er-2" / "environment.json").read_text())
+    kept = kept_run(here / "kept", "er-2").environment
     assert kept == {**found, "command": "syngap run x --data DATA"}
     for file in (here / "kept").rglob("*.*"):
-        assert file.is_dir() or str(here) not in file.read_text()
+        content = file.read_bytes()
+        content = gzip.decompress(content) if file.suffix == ".gz" else content
+        assert str(here).encode() not in content
+    rewrite(path, command='syngap run "x')
+    with refused("er-2", "No closing quotation"):
+        keep(runs, here / "kept")
+
+
+LINKED = ["config.yaml", "environment.json", "status.json", "accuracy.csv", "metrics.jsonl", "x"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_what_a_link_leads_to_is_not_kept(name: str, runs: Path, here: Path) -> None:
+    path, secret = runs / "er-2" / name, here / "secret"
+    path.touch()
+    path.rename(secret)
+    path.symlink_to(secret)
+    with refused(f"er-2/{name}: is a link, and what it leads to is not published"):
+        keep(runs, here / "kept")
+    assert not (here / "kept").exists()
+
+
+def test_a_run_that_is_elsewhere_is_not_kept(runs: Path, here: Path) -> None:
+    (runs / "er-2").rename(here / "elsewhere")
+    (runs / "er-2").symlink_to(here / "elsewhere")
+    with refused("er-2: is a link"):
+        keep(runs, here / "kept")
+    (runs / "er-2").unlink()
+    (runs / "experiment.yaml").rename(here / "mine.yaml")
+    (runs / "experiment.yaml").symlink_to(here / "mine.yaml")
+    with refused("experiment.yaml: is a link"):
+        keep(runs, here / "kept")
 
 
 def test_a_run_says_when_it_began_and_ended(runs: Path) -> None:

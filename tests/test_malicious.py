@@ -240,11 +240,11 @@ def test_what_a_link_leads_to_is_not_published(tmp_path: Path) -> None:
     run_here(job(tmp_path / "runs" / "er-0"))
     asked = {"name": "tiny", "stream": "digits", "model": "mlp", "methods": {"er": None}}
     (tmp_path / "runs" / "experiment.yaml").write_text(yaml.safe_dump(asked))
-    (tmp_path / "secret.json").write_text("{}")
-    (tmp_path / "runs" / "er-0" / "more.json").symlink_to(tmp_path / "secret.json")
+    (tmp_path / "secret.json").write_text('{"secret": 1}')
+    (tmp_path / "runs" / "more.json").symlink_to(tmp_path / "secret.json")
     keep(tmp_path / "runs", tmp_path / "kept")
-    assert (tmp_path / "kept" / "er-0" / "accuracy.csv").is_file()
-    assert not (tmp_path / "kept" / "er-0" / "more.json").exists()
+    assert (tmp_path / "kept" / "experiment.yaml").is_file()
+    assert not (tmp_path / "kept" / "more.json").exists()
 
 
 def test_files_that_fill_the_memory_are_not_read(tmp_path: Path) -> None:

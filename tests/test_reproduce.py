@@ -6,16 +6,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from runfolders import Made, write_experiment, write_run
+from runfolders import Made, change_packed, write_experiment, write_run
 from scipy import stats
 from tiny import called, run_inline, written
 
 from syngap.experiments import engine
-from syngap.experiments.folder import read_run, read_runs
+from syngap.experiments.folder import Run, read_run, read_runs
 from syngap.experiments.keep import keep
 from syngap.metrics import accuracy, half_interval, half_prediction
 from syngap.report.reproduction import describe, reproductions
@@ -37,19 +35,19 @@ def call(
     return lambda *arguments: called(capsys, *arguments)
 
 
-def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    found = yaml.safe_load(path.read_text())
-    change(found)
-    path.write_text(yaml.safe_dump(found, sort_keys=False))
+def change(row: str, *changes: Callable[[Run], object], seed: int | None = None) -> None:
+    """Make it look as if the runs of `row` had been recorded otherwise."""
+
+    def changed(run: Run) -> Run:
+        for each in changes if run.row == row and seed in (None, run.seed) else ():
+            each(run)
+        return run
+
+    change_packed(Path("results/tiny"), changed)
 
 
-def recorded_as(folder: Path, row: str, by: float) -> None:
-    """Make it look as if `row` had been recorded `by` points higher than it was."""
-    for path in folder.glob(f"{row}-*/accuracy.csv"):
-        head, *lines = path.read_text().splitlines()
-        cells = [line.split(",") for line in lines]
-        moved = [",".join([line[0], *(str(float(c) + by) for c in line[1:])]) for line in cells]
-        path.write_text("\n".join([head, *moved]) + "\n")
+def raise_accuracy(run: Run, by: float) -> None:
+    run.accuracy[:] = [[value + by for value in line] for line in run.accuracy]
 
 
 # The command
@@ -61,7 +59,8 @@ def test_the_same_machine_gives_the_same_again(call: Call, tmp_path: Path) -> No
     assert sorted(path.name for path in Path("runs/reproduce-tiny").glob("*-*")) == [
         *("er-0", "syngap-0")
     ]
-    values = [accuracy(read_run(Path(f"results/tiny/er-{seed}")).accuracy) for seed in range(3)]
+    recorded = read_runs(Path("results/tiny"))
+    values = [accuracy(run.accuracy) for run in recorded if run.row == "er"]
     mean, sd = stats.tmean(values), stats.tstd(values)
     wide = stats.t.ppf(0.975, 2) * sd * (1 / 3 + 1) ** 0.5
     lines = printed.splitlines()[5:]
@@ -78,7 +77,7 @@ def test_the_same_machine_gives_the_same_again(call: Call, tmp_path: Path) -> No
 
 
 def test_what_falls_outside_the_recorded_spread_ends_with_1(call: Call, tmp_path: Path) -> None:
-    recorded_as(tmp_path / "results" / "tiny", "er", by=-60)
+    change("er", lambda run: raise_accuracy(run, by=-60))
     code, printed, _ = call("reproduce", "tiny", "--seeds", 3)
     assert code == 1
     syngap, er = printed.split("\nER\n")
@@ -107,17 +106,18 @@ def test_what_was_run_again_is_not_run_a_third_time(call: Call) -> None:
 
 
 def test_it_is_the_recorded_configuration_that_is_run(call: Call) -> None:
-    for path in Path("results/tiny").glob("er-*/config.yaml"):
-        changed(path, lambda config: config["method"].update(lr=0.01))
+    change("er", lambda run: run.config["method"].update(lr=0.01))
     _, printed, _ = call("reproduce", "tiny", "--row", "er")
     assert read_run(Path("runs/reproduce-tiny/er-0")).config["method"]["lr"] == 0.01
     assert ": the same R" not in printed
 
 
 def test_options_that_came_later_take_their_defaults(call: Call) -> None:
-    for path in Path("results/tiny").glob("er-*/config.yaml"):
-        changed(path, lambda config: config["stream"].pop("blur"))
-        changed(path, lambda config: config["method"].pop("memory"))
+    change(
+        "er",
+        lambda run: run.config["stream"].pop("blur"),
+        lambda run: run.config["method"].pop("memory"),
+    )
     code, printed, _ = call("reproduce", "tiny", "--row", "er")
     assert code == 0
     assert ": the same R" in printed
@@ -127,10 +127,11 @@ def test_without_its_gpu_a_run_is_done_on_what_there_is(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for folder in Path("results/tiny").glob("er-*"):
-        changed(folder / "config.yaml", lambda c: c["training"].update(device="cuda"))
-        environment = json.loads((folder / "environment.json").read_text())
-        (folder / "environment.json").write_text(json.dumps({**environment, "device": "H200"}))
+    change(
+        "er",
+        lambda run: run.config["training"].update(device="cuda"),
+        lambda run: run.environment.update(device="H200"),
+    )
     code, printed, _ = call("reproduce", "tiny", "--row", "er")
     assert code == 0
     assert " recorded on H200, " in printed
@@ -156,14 +157,14 @@ def test_what_cannot_be_run_again(arguments: tuple[str, ...], words: str, call: 
 
 
 def test_rows_of_different_settings_are_not_run_together(call: Call) -> None:
-    changed(Path("results/tiny/er-0/config.yaml"), lambda c: c["stream"].update(batch=50))
+    change("er", lambda run: run.config["stream"].update(batch=50), seed=0)
     code, _, said = call("reproduce", "tiny")
     assert code == 2
-    assert "er-0/config.yaml: stream.batch is not that of the other runs" in said
-    changed(Path("results/tiny/er-0/config.yaml"), lambda c: c["method"].update(gone=1))
+    assert "er-0: stream.batch is not that of the other runs" in said
+    change("er", lambda run: run.config["method"].update(gone=1), seed=0)
     code, _, said = call("reproduce", "tiny", "--row", "er")
     assert code == 2
-    assert "er-0/config.yaml: methods.er.gone: unknown option" in said
+    assert "er-0: methods.er.gone: unknown option" in said
 
 
 # The interval

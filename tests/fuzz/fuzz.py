@@ -115,15 +115,14 @@ class Hunt:
         from fuzz.coverage import Lines
         from fuzz.guard import Sandbox, limit_memory
         from fuzz.targets import TARGETS
-        from fuzz.trees import loaded
+        from fuzz.trees import corpus
 
         self.target, self.out = TARGETS[name], out
         self.bases = self.target.bases()
         self.sandbox, self.chance, self.lines = Sandbox(root), Random(seed), Lines()
         self.heard: set[str] = set()
         self.state: dict[str, Any] = {"inputs": 0, "findings": {}}
-        entries = sorted((HERE / "corpus" / name).glob("*.json"))
-        self.known = [loaded(path.read_text(), self.bases) for path in entries]
+        self.known = [*corpus(HERE / "corpus" / f"{name}.jsonl", self.bases).values()]
         self.pool = [*self.bases.values(), *self.known]
         for tree in self.bases.values():  # loads all that valid inputs need
             self.sandbox.tried(tree, [replace(step, seconds=WARM) for step in self.target.steps])
@@ -151,7 +150,7 @@ class Hunt:
         from fuzz.guard import end_if_stuck
         from fuzz.trees import dumped
 
-        (self.out / "current.json").write_text(dumped(tree, self.bases))
+        (self.out / "current.json").write_text(dumped(tree, self.bases, "current"))
         end_if_stuck()
         finding, said = self.sandbox.tried(tree, self.target.steps)
         self.state["inputs"] += 1
@@ -160,7 +159,7 @@ class Hunt:
             known["count"] += 1
             if known["count"] == 1:
                 digest = hashlib.sha256(finding.key.encode()).hexdigest()[:12]
-                shutil.copy(self.out / "current.json", self.out / f"{digest}.json")
+                (self.out / f"{digest}.json").write_text(dumped(tree, self.bases, digest))
                 known |= {"step": finding.step, "message": finding.message}
                 known |= {"input": f"{digest}.json"}
         new = {_shape(line) for line in said} - self.heard

@@ -241,6 +241,17 @@ def png_changed(content: bytes, chance: Random) -> bytes:
 HEADER = [(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (157, 100), (345, 155)]
 
 
+def gzip_changed(content: bytes, chance: Random) -> bytes:
+    """Change what a compressed file holds: packed curves, or an archive."""
+    try:
+        inner = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error):
+        return bytes_changed(content, chance)
+    if inner.startswith(b"{") and chance.random() < 0.8:
+        return gzip.compress(jsonl_changed(inner, chance), 1, mtime=0)
+    return tar_changed(content, chance)
+
+
 def tar_changed(content: bytes, chance: Random) -> bytes:
     """Change what a compressed archive holds: a header, whose sum is made right, or a member."""
     try:
@@ -391,7 +402,7 @@ FORMATS: dict[str, Callable[[bytes, Random], bytes]] = {
     ".yaml": yaml_changed,
     ".csv": csv_changed,
     ".png": png_changed,
-    ".gz": tar_changed,
+    ".gz": gzip_changed,
     ".npz": npz_changed,
     ".safetensors": safetensors_changed,
 }

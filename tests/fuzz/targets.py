@@ -36,6 +36,7 @@ from syngap.experiments.config import Experiment, shipped, with_settings
 from syngap.experiments.engine import run_here
 from syngap.experiments.folder import read_runs
 from syngap.experiments.journal import FolderJournal
+from syngap.experiments.keep import keep
 from syngap.experiments.plan import jobs_of, make_plan
 from syngap.report.page import page
 from syngap.streams import load
@@ -180,6 +181,13 @@ def _made(place: Path) -> None:
     write_search(place, {"er": {"lr": 0.1}})
 
 
+def _packed(place: Path) -> None:
+    """Write the same, packed."""
+    with tempfile.TemporaryDirectory() as folder:
+        _made(Path(folder))
+        keep(Path(folder), place)
+
+
 def _run(place: Path) -> None:
     """Do a small experiment, and leave one of its runs on the way."""
     (place.parent / "data.npz").write_bytes(_npz())
@@ -215,7 +223,7 @@ def _stopped(job: Any, after: int = 12) -> None:
 def _runfolders() -> dict[str, Tree]:
     data = {"tiny.yaml": yaml.safe_dump(_SMALL, sort_keys=False).encode(), "data.npz": _npz()}
     found = {}
-    for name, make in {"made": _made, "run": _run}.items():
+    for name, make in {"made": _made, "packed": _packed, "run": _run}.items():
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "runs"
             place.mkdir()

@@ -72,11 +72,20 @@ def snapshot(place: Path) -> dict[str, tuple[int, ...]]:
 # Corpus -------------------------------------------------------------------------------------------
 
 
-def dumped(tree: Tree, bases: Mapping[str, Tree]) -> str:
-    """Return JSON that `loaded` makes `tree` of: what it changes in the base nearest to it."""
+def corpus(path: Path, bases: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Return the inputs in a file of the corpus, a line each, by their names."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = {json.loads(line)["name"]: loaded(line, bases) for line in lines}
+    if len(found) != len(lines):
+        raise ValueError(f"{path}: two inputs have the same name")
+    return found
+
+
+def dumped(tree: Tree, bases: Mapping[str, Tree], name: str = "") -> str:
+    """Return the line that `loaded` makes `tree` of: what it changes in the base nearest to it."""
     base = min(bases, key=lambda name: len(_changes(tree, bases[name])))
     changes = {name: _encoded(tree.get(name)) for name in sorted(_changes(tree, bases[base]))}
-    return json.dumps({"base": base, "changes": changes}, indent=1, ensure_ascii=True) + "\n"
+    return json.dumps({"name": name, "base": base, "changes": changes}, ensure_ascii=True) + "\n"
 
 
 def loaded(text: str, bases: Mapping[str, Tree]) -> Tree:

@@ -1,14 +1,15 @@
-"""Finished runs, moved to where results are published: small, and free of this machine's folders.
+"""Ended runs, added to published results: packed, and free of this machine's folders.
 
-What is kept is text: configurations, environments, states, R, evaluations, and whatever else a
-command wrote beside them as YAML, CSV or JSON. Checkpoints and pages are not.
+What is kept is text: of runs the configuration, environment, status, R and evaluations, packed as
+`syngap.experiments.packed` says, and whatever else a command wrote beside them as YAML, CSV or
+JSON. Checkpoints and pages are not.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import yaml
 from syngap.errors import UserError
 from syngap.experiments.config import Experiment, as_then, read, shipped
 from syngap.experiments.environment import portable
+from syngap.experiments.files import alone_in
 from syngap.experiments.folder import Run, read_runs, read_yaml
 from syngap.experiments.given import name_of
+from syngap.experiments.packed import ENDED, FILES, are_same, is_packed, write_packed
 from syngap.experiments.reading import LARGE, reading, text_in
 from syngap.options import shown
 from syngap.storage import check_inside, make_folder, write
@@ -29,6 +32,7 @@ __all__ = ["Kept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
 _SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
+_EXPERIMENT = "experiment.yaml"
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Kept:
     Args:
         runs: names of the runs that are in the folder now.
         left_out: names of those that have not ended.
-        written: how many files are new or other than before.
+        written: how many files are new or changed.
     """
 
     runs: list[str]
@@ -47,32 +51,34 @@ class Kept:
 
 
 def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = False) -> Kept:
-    """Copy the runs in `runs` to `to`, beside those of the same experiment that are there.
+    """Add the runs in `runs` to the packed ones of the same experiment in `to`.
 
-    What a method said of itself is kept for the lowest seed of each row: it is by far the largest
+    A method's summaries are kept for the lowest seed of each row: they are by far the largest
     part. Nothing is written unless all of it can be.
 
     Args:
-        runs: the folder that `syngap run` wrote.
+        runs: the folder that `syngap run` wrote, or packed runs.
         to: where results are kept.
         unfinished: keep failed runs too, and leave out those that have not ended; without it both
             are refused.
-        replaced: write over files that are there with another content; without it, a UserError.
+        replaced: replace runs and files that are there with another content; without it, a
+            UserError.
     """
     if runs.resolve() == to.resolve():
         raise UserError(f"{to}: is where the runs are; give another folder")
     found = read_runs(runs)
     _check_finished(runs, found, unfinished)
-    left_out = [run for run in found if not (run.done or run.status.get("state") == "failed")]
-    kept = [run for run in found if run not in left_out]
-    there = _there(to)
-    contents = {
-        path: _content(path, kept, there)
-        for path in _texts(runs)
-        if not any(path.is_relative_to(run.path) for run in left_out)
-    }
-    contents[runs / "experiment.yaml"] = _experiment(runs, to)
-    written = _put({to / p.relative_to(runs): held for p, held in contents.items()}, to, replaced)
+    left_out = [run for run in found if run.status.get("state") not in ENDED]
+    kept = [_portable(run) for run in found if run not in left_out]
+    _check_no_links([runs / _EXPERIMENT, *(run.path for run in kept)])
+    experiment = _read(runs / _EXPERIMENT)
+    others = {path.relative_to(runs): _content(path) for path in _others(runs, found)}
+    make_folder(to, within=to)
+    with alone_in(to):
+        packed = _packed(to, kept, replaced)
+        contents = {to / path: content for path, content in others.items()}
+        contents[to / _EXPERIMENT] = _experiment(experiment, to)
+        written = _put(contents, to, replaced) + write_packed(to, packed)
     return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
 
 
@@ -96,7 +102,7 @@ def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
     """
     if "chosen" not in read_yaml(folder / "search.yaml"):
         raise UserError(f"{folder}: the search has not ended; syngap tune --resume goes on with it")
-    return _put({to / name: _content(folder / name, (), ()) for name in _SEARCH}, to, replaced)
+    return _put({to / name: _content(folder / name) for name in _SEARCH}, to, replaced)
 
 
 def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
@@ -104,7 +110,7 @@ def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
     for place in contents:
         check_inside(place, to)
     changed = {place: held for place, held in contents.items() if _held(place) != held}
-    others = [place for place in changed if place.exists() and place.name != "experiment.yaml"]
+    others = [place for place in changed if place.exists() and place.name != _EXPERIMENT]
     if others and not replaced:
         more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
         raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
@@ -126,48 +132,99 @@ def _check_finished(runs: Path, found: Sequence[Run], unfinished: bool) -> None:
         raise UserError(f"{runs}: no run has finished")
 
 
+def _packed(to: Path, kept: Sequence[Run], replaced: bool) -> list[Run]:
+    """Return the runs that are to be in `to`: those that are there and those that are added."""
+    there = {(run.row, run.seed): run for run in _there(to)}
+    added = {(run.row, run.seed): run for run in kept}
+    lowest: dict[str, int] = {}
+    for row, seed in (*there, *added):
+        lowest[row] = min(seed, lowest.get(row, seed))
+
+    def shortened(run: Run) -> Run:
+        return run if run.seed == lowest[run.row] else replace(run, summaries={})
+
+    others = [
+        run
+        for key, run in added.items()
+        if key in there and not are_same(shortened(run), shortened(there[key]))
+    ]
+    if others and not replaced:
+        more = f", as have {len(others) - 1} more runs" if len(others) > 1 else ""
+        name = others[0].path.name
+        raise UserError(f"{to}: {name} is there with another content{more}; --replace writes over")
+    return [shortened(run) for run in {**there, **added}.values()]
+
+
 def _there(to: Path) -> list[Run]:
-    """Return the runs that were kept before."""
-    if not to.exists() or not any(to.iterdir()):
-        return []
-    return read_runs(to)  # which says so where `to` holds something else
+    """Return the runs that were kept before; UserError where `to` holds something else."""
+    if is_packed(to):
+        return read_runs(to)
+    if not (to / _EXPERIMENT).is_file():
+        inside = sorted(path.name for path in to.iterdir() if path.name != "search")
+        if inside:
+            raise UserError(f"{to}: holds other things ({inside[0]}) and no runs; give another")
+    if folders := sorted(to.glob("*/config.yaml")):
+        raise UserError(
+            f"{to}: holds run folders ({folders[0].parent.name}) and results are packed; "
+            f"`syngap keep {to} OTHER` packs them in another folder"
+        )
+    return []
 
 
-def _texts(runs: Path) -> list[Path]:
+def _portable(run: Run) -> Run:
+    with reading(run.path):
+        return replace(run, environment=_published(run.environment))
+
+
+def _published(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment whose command names no folder of this machine."""
+    found = dict(environment)
+    if "command" in found:
+        found["command"] = shlex.join(portable(shlex.split(found["command"])))
+    return found
+
+
+def _check_no_links(paths: Iterable[Path]) -> None:
+    """Refuse links in what is to be kept: they could lead to what is not to be published."""
+    for path in paths:
+        for inner in (path, *(sorted(path.iterdir()) if path.is_dir() else ())):
+            if inner.is_symlink():
+                raise UserError(
+                    f"{inner}: is a link, and what it leads to is not published; "
+                    "remove it, or put the file itself there"
+                )
+
+
+def _others(runs: Path, found: Sequence[Run]) -> list[Path]:
+    """Return texts that are no run's: those of landscapes and searches."""
+    ours = {runs / _EXPERIMENT, *(runs / name for name in FILES)}
+    folders = {run.path for run in found}
     return sorted(
         path
         for path in runs.rglob("*")
         if path.suffix in _TEXT
         and path.is_file()
         and not path.is_symlink()  # which could lead to what is not to be published
+        and path not in ours
+        and not folders.intersection(path.parents)
         and not any(
             part == "checkpoint" or part.startswith(".") for part in path.relative_to(runs).parts
         )
     )
 
 
-def _content(path: Path, kept: Sequence[Run], there: Sequence[Run]) -> bytes:
+def _content(path: Path) -> bytes:
     with reading(path):
         content = text_in(path, LARGE)
         if path.name == "environment.json":
-            found = json.loads(content)
-            if "command" in found:
-                found["command"] = shlex.join(portable(shlex.split(found["command"])))
+            found = _published(json.loads(content))
             content = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-        if path.name == "metrics.jsonl":
-            run = next((run for run in kept if run.path == path.parent), None)
-            earlier = (other for other in (*kept, *there) if run and other.row == run.row)
-            if run and any(other.seed < run.seed for other in earlier):
-                lines = [json.loads(line) for line in content.split("\n")[:-1]]
-                bare = [{**line, "summary": {}} if "summary" in line else line for line in lines]
-                content = "".join(json.dumps(line) + "\n" for line in bare)
         return content.encode()
 
 
-def _experiment(runs: Path, to: Path) -> bytes:
+def _experiment(ours: Experiment, to: Path) -> bytes:
     """Return experiment.yaml with the rows and seeds of both folders, in the order that ships."""
-    path = to / "experiment.yaml"
-    ours = _read(runs / "experiment.yaml")
+    path = to / _EXPERIMENT
     if path.exists():
         ours = _merged(ours, _read(path), path)
     if ours.name in shipped():

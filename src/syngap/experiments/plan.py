@@ -17,6 +17,7 @@ from syngap.experiments.config import Experiment, as_then, completed
 from syngap.experiments.environment import chosen_device
 from syngap.experiments.files import alone_in, write_yaml
 from syngap.experiments.folder import read_environment, read_status, read_yaml
+from syngap.experiments.packed import is_packed
 from syngap.experiments.removal import is_run_of, remove_run
 from syngap.experiments.run import Job, beginning, stream_of
 from syngap.options import shown
@@ -152,6 +153,8 @@ def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, 
         return None
     if "experiment.yaml" not in inside:
         raise UserError(f"{out}: holds other things ({inside[0]}) and no runs; give another --out")
+    if is_packed(out):
+        raise UserError(f"{out}: holds packed results, and runs need a folder; give another --out")
     earlier = read_yaml(out / "experiment.yaml")
     if earlier.get("name") != experiment.name:
         raise UserError(

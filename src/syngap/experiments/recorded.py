@@ -1,4 +1,4 @@
-"""A recorded experiment, to be run again exactly as it was: read from the folders of its runs."""
+"""A recorded experiment, to be run again exactly as it was: read from its runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _asked(runs: Sequence[Run]) -> Experiment:
         )
     except (KeyError, UserError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
-        raise UserError(f"{runs[0].path}/config.yaml: {reason}") from error
+        raise UserError(f"{runs[0].path}: {reason}") from error
 
 
 def _check_as_recorded(run: Run, config: dict[str, Any]) -> None:
@@ -86,6 +86,6 @@ def _check_as_recorded(run: Run, config: dict[str, Any]) -> None:
             same = was[part].get(option) == now[part].get(option)
             if not same and option not in ("device", "checkpoint_seconds"):
                 raise UserError(
-                    f"{run.path}/config.yaml: {part}.{option} is not that of the other runs; "
+                    f"{run.path}: {part}.{option} is not that of the other runs; "
                     "give a single --row"
                 )

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from syngap.experiments.folder import LARGEST
 from syngap.experiments.formats import check_format
+from syngap.experiments.outcome import LARGEST
 from syngap.experiments.reading import json_in, reading
 from syngap.methods import registry
 from syngap.storage import write
