@@ -85,7 +85,7 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     if is_sharded(importance) and mean is not None:
         return state | {"mean": mean.to(param.device, copy=True)}
     dtype = accumulator(param.dtype)
-    true = importance.mean(dtype=dtype)
+    true = importance.sum(dtype=dtype) / max(1, importance.numel())
     # The kept mean goes on bit for bit, unless somebody changed the importance alone.
     if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT[compact], atol=0.0):
         mean = true
@@ -134,7 +134,7 @@ def grown(state: dict[str, Any], old: Tensor, new: Tensor) -> dict[str, Any]:
             )
             larger[key][tuple(slice(size) for size in old.shape)] = value
     if "mean" in state:
-        larger["mean"] = state["mean"] * (old.numel() / new.numel())
+        larger["mean"] = state["mean"] * (old.numel() / max(1, new.numel()))
     return larger
 
 
