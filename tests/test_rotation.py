@@ -500,6 +500,25 @@ def test_however_it_came_by_what_it_knows(way):
 
 
 @pytest.mark.filterwarnings("ignore:SynGAP.step")
+@pytest.mark.parametrize("copied_with", ["the optimizer", "none"])
+def test_a_copy_of_a_rotated_model_is_guarded_as_its_original_is(copied_with):
+    model, x = network(), known()
+    rotate(model, x)
+    if copied_with == "none":
+        model = copy.deepcopy(model)
+        optimizer = gated(model)
+        stepped(model, optimizer)
+    else:
+        optimizer = gated(model)
+        stepped(model, optimizer)
+        model, optimizer = copy.deepcopy((model, optimizer))
+    unrotate(model)
+    with stale():
+        stepped(model, optimizer)
+    stepped(model, gated(model))
+
+
+@pytest.mark.filterwarnings("ignore:SynGAP.step")
 def test_what_it_does_not_know_may_be_turned():
     model, x = network(), known()
     optimizer = gated(model)

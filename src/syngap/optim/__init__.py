@@ -11,8 +11,9 @@ Where to find what, in the order of a step:
 - `compact`: importance in two bytes
 - `finite`: gradients that are not; `errors`: what is raised then
 - `rotation`: weights along directions, for pre-trained models
-- `consolidation`, `states`, `summary`, `options`, `precision`, `notices`: inputs without labels,
-  states from checkpoints and of grown parameters, numbers to log, checks, types, warnings
+- `loading`: what a state may hold that is loaded; `options`: what the user may set
+- `consolidation`, `states`, `summary`, `precision`, `notices`: inputs without labels, states
+  restored and of grown parameters, numbers to log, types, warnings
 """
 
 from syngap.optim.ballistic import Ballistic

@@ -26,10 +26,14 @@ def note_turned(param: Tensor) -> None:
 
 
 def note_plain(param: Tensor) -> None:
-    """Note that they are plain again."""
+    """Note that they are plain again.
+
+    A copy of a parameter has no note, and optimizers of it take its values to be plain. What they
+    know is of other coordinates from now on, so that plain gets a number of its own there.
+    """
     global _changes
     _changes += 1
-    setattr(param, _NAME, _PLAIN)
+    setattr(param, _NAME, _PLAIN if hasattr(param, _NAME) else _changes)
 
 
 class Coordinates:

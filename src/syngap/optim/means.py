@@ -25,7 +25,7 @@ class Means:
     """
 
     def __init__(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-        numel = sum(param.numel() for param in params)
+        numel = max(1, sum(param.numel() for param in params))
         kept = [state["mean"] for state in states] or [torch.zeros(())]
         dtype = max((mean.dtype for mean in kept), key=lambda dtype: dtype.itemsize)
         self.vector = torch.stack([mean.to(kept[0].device, dtype) for mean in kept])

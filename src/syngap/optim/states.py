@@ -1,4 +1,4 @@
-"""States from elsewhere: of a checkpoint, and of a parameter that grew."""
+"""States restored from a checkpoint, and those of a parameter that grew."""
 
 from __future__ import annotations
 
@@ -12,63 +12,13 @@ from syngap.optim.compact import first_turn
 from syngap.optim.precision import accumulator, kept_in
 from syngap.optim.sharded import is_sharded
 
-__all__ = ["VERSION", "check_version", "grown", "laid_out", "match", "require_growth", "restored"]
+__all__ = ["VERSION", "grown", "laid_out", "require_growth", "restored"]
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
 
 # How far rounding may carry a kept mean from the importance it is the mean of.
 _DRIFT = {False: 1e-3, True: 0.5}
-
-
-def check_version(groups: Sequence[dict[str, Any]]) -> None:
-    """Refuse the groups of a state_dict that a newer syngap gave."""
-    newest = max((group.get("version", 0) for group in groups), default=0)
-    if newest > VERSION:
-        raise ValueError(
-            f"the state_dict is of a newer syngap (version {newest}, this one reads {VERSION}): "
-            "upgrade syngap"
-        )
-
-
-def match(
-    state_dict: dict[str, Any], groups: Sequence[dict[str, Any]]
-) -> dict[Tensor, dict[str, Any]]:
-    """Return the saved state by parameter, or say what does not fit."""
-    saved = state_dict["param_groups"]
-    check_version(saved)
-    saved_sizes = [len(group["params"]) for group in saved]
-    own_sizes = [len(group["params"]) for group in groups]
-    if saved_sizes != own_sizes:
-        raise ValueError(
-            f"the state_dict has parameter groups of {saved_sizes} parameters, "
-            f"this optimizer of {own_sizes}"
-        )
-    if not all("retention" in group for group in saved):
-        raise ValueError(
-            "the state_dict is not one of SynGAP: its groups lack retention; one of a bare "
-            "optimizer behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
-        )
-    for theirs, ours in zip(saved, groups, strict=True):
-        own = ours.get("behind")
-        if theirs.get("behind", own) != own:  # the first versions did not say
-            raise ValueError(
-                f"the state_dict is of {_kind(theirs)}, and this optimizer is {_kind(ours)}"
-            )
-    indices = [index for group in saved for index in group["params"]]
-    params = [param for group in groups for param in group["params"]]
-    matched = {}
-    for index, param in zip(indices, params, strict=True):
-        matched[param] = state = state_dict["state"].get(index, {})
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
-                raise ValueError(
-                    f"the state_dict has {key} of shape {tuple(value.shape)} for a parameter of "
-                    f"shape {tuple(param.shape)}; if the parameter grew, load before that and call "
-                    "grow(); if the model was rotated, make the optimizer after rotate() now where "
-                    "it was made after it then, since parameters come in another order"
-                )
-    return matched
 
 
 def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
@@ -85,7 +35,7 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     if is_sharded(importance) and mean is not None:
         return state | {"mean": mean.to(param.device, copy=True)}
     dtype = accumulator(param.dtype)
-    true = importance.mean(dtype=dtype)
+    true = importance.sum(dtype=dtype) / max(1, importance.numel())
     # The kept mean goes on bit for bit, unless somebody changed the importance alone.
     if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT[compact], atol=0.0):
         mean = true
@@ -134,10 +84,5 @@ def grown(state: dict[str, Any], old: Tensor, new: Tensor) -> dict[str, Any]:
             )
             larger[key][tuple(slice(size) for size in old.shape)] = value
     if "mean" in state:
-        larger["mean"] = state["mean"] * (old.numel() / new.numel())
+        larger["mean"] = state["mean"] * (old.numel() / max(1, new.numel()))
     return larger
-
-
-def _kind(group: dict[str, Any]) -> str:
-    behind = group.get("behind")
-    return "SynGAP itself" if behind is None else f"SynGAP.wrap({behind})"

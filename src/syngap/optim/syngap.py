@@ -35,11 +35,24 @@ from syngap.optim.errors import NotFiniteError
 from syngap.optim.estimator import Estimator, EstimatorName
 from syngap.optim.finite import NonFinite, check_policy, spoilt
 from syngap.optim.importance import require_graph
+from syngap.optim.loading import (
+    check_groups,
+    check_kind,
+    check_states,
+    forms_of,
+    match,
+    names_of,
+    unchanged_on_error,
+)
 from syngap.optim.means import Means
 from syngap.optim.notices import Notices
 from syngap.optim.observation import Observation, merged
 from syngap.optim.options import (
+    GATE_OPTIONS,
+    OWN_OPTIONS,
+    GroupCheck,
     check_compact,
+    check_counts,
     check_named,
     check_options,
     check_own_options,
@@ -48,7 +61,7 @@ from syngap.optim.options import (
 from syngap.optim.plasticity import damping_and_slope, linear_plasticity, plasticity
 from syngap.optim.precision import accumulator, kept_in, wide
 from syngap.optim.schedule import Schedule
-from syngap.optim.states import VERSION, grown, laid_out, match, require_growth, restored
+from syngap.optim.states import VERSION, grown, laid_out, require_growth, restored
 from syngap.optim.summary import describe, thinned
 from syngap.optim.update import Work, fold, update
 
@@ -144,6 +157,7 @@ class SynGAP(Optimizer):
     # Copies and pickles leave these out: they follow objects of this optimizer alone.
     _grads_then: list[tuple[int, int] | None]  # when it was observed
     _means: Means | None
+    _group_check: GroupCheck
 
     def __init__(
         self,
@@ -274,6 +288,7 @@ class SynGAP(Optimizer):
             mask: boolean, one entry a prediction; False (padding) leaves it out.
         """
         self._refuse_stand_ins()
+        self._group_check(self.param_groups)
         if not self.is_due():
             if isinstance(prediction, Tensor):
                 require_graph(prediction)  # a mistake shows at once, not at the next refresh
@@ -407,7 +422,7 @@ class SynGAP(Optimizer):
             ['importance/weight/mean', 'plasticity/weight/mean', 'plasticity/weight/q05']
         """
         network = self._network_mean()
-        names = self._names() or self._given_names()
+        names = self._names() or names_of(self.param_groups)
         values: dict[str, Tensor] = {"importance/mean": network}
         parts = []
         for group in self.param_groups:
@@ -463,6 +478,7 @@ class SynGAP(Optimizer):
             True
         """
         self._refuse_stand_ins()
+        self._group_check(self.param_groups)
         self._refuse_stale(importance=False)  # which is replaced
         seen: Observation | None = None
         self._estimator.record(True)
@@ -552,19 +568,26 @@ class SynGAP(Optimizer):
         """Add a group, with its own options where given; its importance starts at zero."""
         for count in ("steps", "skipped") if self.param_groups else ():
             param_group.setdefault(count, self.param_groups[0][count])
-        options = {**self.defaults, **param_group}
-        check_options(options)
-        check_own_options(options)
+        self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         self._check_last_group()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is."""
+        """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is.
+
+        Everything is checked first. A state with numbers, shapes or options that SynGAP cannot
+        have is refused by a ValueError that names the entry, and nothing has changed then.
+        """
+        with unchanged_on_error(self):
+            self._load(state_dict)
+        self._estimator.record(self.is_due())
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         saved: dict[Tensor, dict[str, Any]] = {}
         was_stale = self._is_stale()  # and stays so: frameworks load what they have just saved
         # As the last hook, because a hook may replace what is loaded.
         handle = self.register_load_state_dict_pre_hook(
-            lambda _, final: saved.update(match(final, self.param_groups))
+            lambda _, final: saved.update(self._checked(final))
         )
         try:
             super().load_state_dict(state_dict)
@@ -583,7 +606,19 @@ class SynGAP(Optimizer):
         if not was_stale:
             self._coordinates.learn(self._params())
         self._has_observed = any(bool(self._mean_of(param) > 0) for param in saved)
-        self._estimator.record(self.is_due())
+
+    def _checked(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
+        """Return a state by parameter, after a look at all of it."""
+        saved, groups = match(state_dict, self.param_groups), state_dict["param_groups"]
+        check_kind(groups, self.param_groups)
+        check_groups(groups, self.param_groups, self._check_options)
+        check_states(saved, self.state, forms_of(self), self._known_names())
+        return saved
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        check_options(options)
+        check_counts(options)
+        check_own_options(options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Give copy and pickle the attributes that torch's Optimizer would leave out."""
@@ -601,6 +636,7 @@ class SynGAP(Optimizer):
             group.setdefault("version", VERSION)
         self._means = None
         self._grads_then = []
+        self._group_check = self._new_group_check()
         if not hasattr(self, "_coordinates"):  # torch comes by here also to load a state
             self._coordinates = Coordinates()
             self._coordinates.learn(self._params())
@@ -622,6 +658,7 @@ class SynGAP(Optimizer):
         self._observation = None
         self._grads_then = []
         self._means = None
+        self._group_check = self._new_group_check()
         self._has_observed = False
         self._notices = Notices()
         self._coordinates = Coordinates()
@@ -641,14 +678,12 @@ class SynGAP(Optimizer):
         check_named(self._params(), names)
         return names
 
-    def _given_names(self) -> dict[Tensor, str]:
-        """Return the names that came with named parameters, else their numbers."""
-        names: dict[Tensor, str] = {}
-        for group in self.param_groups:
-            given = group.get("param_names", [None] * len(group["params"]))
-            for param, name in zip(group["params"], given, strict=True):
-                names[param] = str(len(names)) if name is None else name
-        return names
+    def _known_names(self) -> dict[Tensor, str]:
+        """Return the names by the model, else those that came with parameters, else numbers."""
+        return names_of(self.param_groups) | (self._estimator.names() or {})
+
+    def _new_group_check(self) -> GroupCheck:
+        return GroupCheck(("lr", *GATE_OPTIONS, *OWN_OPTIONS))
 
     def _params(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
@@ -716,7 +751,7 @@ class SynGAP(Optimizer):
             for group in self.param_groups:
                 group["skipped"] += 1
             return True
-        names = self._names() or self._given_names()
+        names = self._known_names()
         listed = ", ".join(names[param] for param in bad[:_NAMED])
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise NotFiniteError(
@@ -739,6 +774,7 @@ class SynGAP(Optimizer):
 
         None is a step that is left out.
         """
+        self._group_check(self.param_groups)
         if not self._coordinates.are_current():
             self._refuse_stale()
             self._coordinates.learn(self._params())
@@ -867,6 +903,7 @@ class SynGAP(Optimizer):
         return mean
 
     def _network_mean(self) -> Tensor:
+        self._group_check(self.param_groups)
         return self._current_means().network()
 
     def _mean_for(self, group: dict[str, Any], param: Tensor, network: Tensor) -> Tensor:

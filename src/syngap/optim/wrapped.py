@@ -12,7 +12,16 @@ from torch.optim.optimizer import Optimizer
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.estimator import Estimator
 from syngap.optim.finite import NonFinite, check_policy
-from syngap.optim.options import check_named, check_options, check_params
+from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
+from syngap.optim.options import (
+    GATE_OPTIONS,
+    GroupCheck,
+    check_base_options,
+    check_counts,
+    check_named,
+    check_options,
+    check_params,
+)
 from syngap.optim.schedule import Schedule
 from syngap.optim.states import VERSION
 from syngap.optim.syngap import SynGAP
@@ -73,8 +82,8 @@ class WrappedSynGAP(SynGAP):
             check_options(defaults | group)
             check_params(group["params"])
         check_policy(non_finite, any(g.get("capturable", False) for g in base.param_groups))
-        self._configure(estimator, schedule, compact, non_finite)
         self.base = base
+        self._configure(estimator, schedule, compact, non_finite)
         self._gate = dict(defaults)
         check_named([p for group in base.param_groups for p in group["params"]], estimator.names())
         # Takes the base's groups off its list and puts them back one by one.
@@ -142,20 +151,46 @@ class WrappedSynGAP(SynGAP):
         return merged
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave, to the gate and to the base."""
+        """Restore what `state_dict()` gave, to the gate and to the base.
+
+        The base's state is checked as the gate's is. Where the base is not one of `torch.optim`,
+        its numbers have to be finite, and of the shapes that they have now, if they are there.
+        """
+        with unchanged_on_error(self, self.base):
+            self._load(state_dict)
+        self._estimator.record(self.is_due())
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        match(state_dict, self.param_groups)
         own: dict[int, dict[str, Any]] = {}
         base: dict[int, dict[str, Any]] = {}
         for index, state in state_dict["state"].items():
             for key, value in state.items():
-                if key.startswith(_PREFIX):
+                if str(key).startswith(_PREFIX):
                     base.setdefault(index, {})[key[len(_PREFIX) :]] = value
                 else:
                     own.setdefault(index, {})[key] = value
-        super().load_state_dict(state_dict | {"state": own})
-        self.base.load_state_dict(state_dict | {"state": base})
+        super()._load(state_dict | {"state": own})
+        of_base = state_dict | {"state": base}
+        check_states(
+            match(of_base, self.param_groups),
+            self.base.state,
+            forms_of(self.base),
+            self._known_names(),
+            _PREFIX,
+        )
+        self.base.load_state_dict(of_base)
         for group in self.param_groups:
             group["version"] = VERSION
-        self._estimator.record(self.is_due())
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        check_options(options)
+        check_counts(options)
+        check_base_options(self.base, options)
+
+    def _new_group_check(self) -> GroupCheck:
+        has_rate = all("lr" in group for group in self.base.param_groups)
+        return GroupCheck((*(("lr",) if has_rate else ()), *GATE_OPTIONS))
 
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""
