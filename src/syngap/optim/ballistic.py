@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from syngap.optim.precision import accumulator, wide
-from syngap.optim.states import VERSION, check_version
+from syngap.optim.basis import accumulator, wide
+from syngap.optim.state_transfer import VERSION, check_version
 
 __all__ = ["Ballistic"]
 

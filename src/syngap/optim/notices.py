@@ -10,19 +10,13 @@ __all__ = ["Notices"]
 _INSIDE = {"syngap", "torch", "contextlib"}
 
 
-class Notices:
-    """Remembers which warnings were given."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._given
+class Notices(set[str]):
+    """The topics that were warned of."""
 
     def warn(self, topic: str, message: str) -> None:
         """Warn of a topic, the first time that it comes up."""
-        if topic not in self._given:
-            self._given.add(topic)
+        if topic not in self:
+            self.add(topic)
             _warn_caller(message)
 
 

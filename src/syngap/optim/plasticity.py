@@ -1,15 +1,18 @@
-"""How far a parameter may move, given how much it has mattered: pure functions of importance."""
+"""How far a parameter may move: the mask Ω of its importance, measured against the mean μ."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from syngap.optim.precision import wide
+from syngap.optim.basis import wide
+from syngap.optim.defaults import DEFAULTS
 
-__all__ = ["linear_plasticity", "plasticity"]
+__all__ = ["Means", "linear_plasticity", "plasticity"]
 
 # The largest arctanh of a float below one is 18.7; divided by this it still fits a float32.
 _SMALLEST_DAMPING = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
@@ -19,9 +22,9 @@ def plasticity(
     importance: Tensor,
     mean: Tensor | float,
     *,
-    consolidation: float = 0.1,
-    damping: float = 1e-16,
-    ambient: float = 0.01,
+    consolidation: float = DEFAULTS.consolidation,
+    damping: float = DEFAULTS.damping,
+    ambient: float = DEFAULTS.ambient,
 ) -> Tensor:
     """Return the bounded mask Ω = 1 - tanh(c (F + λ)) + ε with c = arctanh(τ) / (μ + λ).
 
@@ -52,9 +55,9 @@ def linear_plasticity(
     importance: Tensor,
     mean: Tensor | float,
     *,
-    consolidation: float = 0.1,
-    damping: float = 1e-16,
-    ambient: float = 0.01,
+    consolidation: float = DEFAULTS.consolidation,
+    damping: float = DEFAULTS.damping,
+    ambient: float = DEFAULTS.ambient,
 ) -> Tensor:
     """Return the ablation 1 - c (F + λ) + ε: the same slope without the tanh, unbounded below.
 
@@ -92,3 +95,48 @@ def mask(
     else:
         argument.add_(1.0 + ambient)
     return argument.to(importance.dtype)
+
+
+class Means:
+    """The mean importance of each tensor and of the network, without a pass over importance.
+
+    The mean of an exponential average is the exponential average of the means, so it costs a few
+    numbers a step. They live in one vector, of which every parameter's state holds its element: one
+    operation advances all, and `state_dict` needs to know nothing of it.
+
+    Args:
+        params: the parameters that count.
+        states: their optimizer states, whose "mean" becomes an element of the vector.
+    """
+
+    def __init__(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
+        numel = max(1, sum(param.numel() for param in params))
+        kept = [state["mean"] for state in states] or [torch.zeros(())]
+        dtype = max((mean.dtype for mean in kept), key=lambda dtype: dtype.itemsize)
+        self.vector = torch.stack([mean.to(kept[0].device, dtype) for mean in kept])
+        self._shares = self.vector.new_tensor([param.numel() / numel for param in params] or [0.0])
+        self._elements = self.vector.unbind()[: len(states)]
+        for state, element in zip(states, self._elements, strict=True):
+            state["mean"] = element
+
+    def fits(self, states: Sequence[dict[str, Any]]) -> bool:
+        """Return whether these states, no more and no fewer, hold the elements of this vector."""
+        return len(states) == len(self._elements) and all(
+            state.get("mean") is element
+            for state, element in zip(states, self._elements, strict=True)
+        )
+
+    def advance(self, first: int, observed: Sequence[Tensor | None], keep: float) -> None:
+        """Let means from the `first` on follow what was observed of their parameters."""
+        like = self.vector
+        seen = [like.new_zeros(()) if mean is None else mean for mean in observed]
+        if any(mean.dtype != like.dtype or mean.device != like.device for mean in seen):
+            seen = [mean.to(like) for mean in seen]
+        part = self.vector[first : first + len(seen)]
+        part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
+
+    def network(self) -> Tensor:
+        """Return the mean over all elements of all parameters."""
+        if len(self.vector) == 1:
+            return self.vector[0].clone()
+        return self.vector.dot(self._shares)

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from syngap.optim.basis import is_sharded, note_plain, note_rotated
 from syngap.optim.consolidation import Predict, Progress, predictions
-from syngap.optim.coordinates import note_plain, note_turned
-from syngap.optim.importance import Prediction, read_prediction, score_sums
-from syngap.optim.sharded import is_sharded
+from syngap.optim.scores import Prediction, read_prediction, score_sums
 
 __all__ = ["rotate", "unrotate"]
 
@@ -144,7 +143,7 @@ def rotate(
         )
     turns = {name: Rotation(*map(_directions, moments[name])) for name in seen}
     for name, turn in turns.items():  # none before all are found
-        note_turned(layers[name].weight)
+        note_rotated(layers[name].weight)
         parametrize.register_parametrization(layers[name], "weight", turn)
     return seen
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from torch import Tensor
 
 from syngap.optim import fused
 
-__all__ = ["check_compact", "check_named", "check_options", "check_own_options", "check_params"]
+__all__ = [
+    "NonFinite",
+    "check_compact",
+    "check_named",
+    "check_nonfinite_policy",
+    "check_options",
+    "check_own_options",
+    "check_params",
+]
+
+NonFinite: TypeAlias = Literal["raise", "skip"]
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -44,6 +54,17 @@ def check_compact(compact: object) -> None:
         raise ValueError(
             "compact must be True (importance in bfloat16) or False (in full precision), "
             f"got {compact!r}"
+        )
+
+
+def check_nonfinite_policy(policy: object, capturable: bool) -> None:
+    """Check what a step is to do about gradients that are not finite."""
+    if policy not in ("raise", "skip", None):
+        raise ValueError(f"non_finite must be 'raise', 'skip' or None, got {policy!r}")
+    if policy == "skip" and capturable:
+        raise ValueError(
+            "non_finite='skip' looks at the gradients of every step, and with capturable=True "
+            "nothing may be looked at: leave out one of them"
         )
 
 

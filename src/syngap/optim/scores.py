@@ -1,4 +1,4 @@
-"""Estimators of the Fisher diagonal, from the forward pass that the training loop already made.
+"""Labels drawn from a prediction, and their scores: the gradients of log p(y|x).
 
 The Fisher information of a prediction p(y | x) is E[(∇ log p(y|x))²] with y drawn from the
 prediction itself. Scores ∇ log p then have mean zero and are independent across predictions, so
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from syngap.optim.basis import wide
 from syngap.optim.errors import NotFiniteError
-from syngap.optim.precision import wide
 
 __all__ = [
     "SCALE",
