@@ -127,7 +127,8 @@ class Gate:
     def model_names(self) -> dict[Tensor, str] | None:
         """Return the parameters' names in the model, None without a model."""
         names = self.estimator.names()
-        check_named(self.params(), names)
+        if names is not None:
+            check_named(self.params(), names)
         return names
 
     def names(self) -> dict[Tensor, str]:
