@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import dictated
 from oracle import Values, zeros
 from samples import assert_near, importance_of, labelled, labels_for, observed, observer
@@ -450,3 +451,120 @@ def test_half_precision_in_between_does_not_lose_small_scores() -> None:
         diagonals.append(optimizer.importance()[0])
     wide, half = diagonals
     assert (half - wide).abs().max() < 0.05 * wide.abs().max()
+
+
+# Where the classes are ----------------------------------------------------------------------------
+
+FIRST = r"classes in dimension 1, .*movedim\(1, -1\).*flatten\(0, -2\)"
+
+
+def pictures(classes: int = 5) -> tuple[nn.Conv2d, Tensor]:
+    torch.manual_seed(0)
+    return nn.Conv2d(3, classes, 1), torch.randn(2, 3, 8, 8)
+
+
+def dense(classes: int = 5) -> tuple[nn.Linear, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(3, classes), torch.randn(2, 8, 8, 3)
+
+
+CLASSES_FIRST: dict[str, Callable[[Tensor], Tensor]] = {
+    "as they come": lambda logits: logits,
+    "scaled": lambda logits: logits * 0.5,
+    "capped": lambda logits: torch.tanh(logits / 30.0) * 30.0,
+    "made larger": lambda logits: F.interpolate(logits, scale_factor=2.0, mode="bilinear"),
+    "cut out": lambda logits: logits[:, :, 1:, 2:],
+    "in half precision": lambda logits: logits.bfloat16(),
+    "another order in memory": lambda logits: logits.to(memory_format=torch.channels_last),
+    "two joined": lambda logits: torch.cat([logits, logits], dim=1),
+    "normalised": nn.BatchNorm2d(5),
+}
+
+
+@pytest.mark.parametrize("change", CLASSES_FIRST.values(), ids=CLASSES_FIRST)
+def test_images_with_the_classes_in_dimension_1_are_refused(
+    change: Callable[[Tensor], Tensor],
+) -> None:
+    model, x = pictures()
+    optimizer = SynGAP(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=FIRST):
+        optimizer.observe(change(model(x)))
+    with pytest.raises(ValueError, match=FIRST):
+        optimizer.consolidate(model, x, predict=lambda batch: change(model(batch)))
+    optimizer.observe(change(model(x)).movedim(1, -1))  # and what the message says is accepted
+    optimizer.observe(change(model(x)).flatten(0, -2))
+
+
+def test_images_that_a_layer_gave_and_the_user_moved_are_refused_by_their_order() -> None:
+    """As for a loss that takes classes in dimension 1; a compiled model hides what made them."""
+    model, x = dense()
+    with pytest.raises(ValueError, match=FIRST):
+        SynGAP(model.parameters(), lr=0.1).observe(model(x).permute(0, 3, 1, 2))
+
+
+CLASSES_LAST: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {}
+for name, (kind, change) in {
+    "a dense layer": (dense, lambda logits: logits),
+    "moved": (pictures, lambda logits: logits.movedim(1, -1)),
+    "moved, copied": (pictures, lambda logits: logits.movedim(1, -1).contiguous()),
+    "permuted, scaled": (pictures, lambda logits: logits.permute(0, 2, 3, 1) * 2.0),
+    "transposed": (pictures, lambda logits: logits.transpose(1, -1)),
+    "square": (lambda: dense(8), lambda logits: logits),
+    "channels last, moved": (
+        pictures,
+        lambda logits: logits.to(memory_format=torch.channels_last).movedim(1, -1),
+    ),
+}.items():
+
+    def observed_last(kind: Any = kind, change: Any = change) -> tuple[nn.Module, Tensor]:
+        model, x = kind()
+        return model, change(model(x))
+
+    CLASSES_LAST[name] = observed_last
+
+
+@pytest.mark.parametrize("case", CLASSES_LAST)
+def test_nothing_is_said_where_the_classes_are_last(case: str) -> None:
+    model, logits = CLASSES_LAST[case]()  # a warning would be an error
+    SynGAP(model.parameters(), lr=0.1).observe(logits)
+
+
+def test_language_models_are_left_in_peace() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.Linear(4, 9))
+    optimizer = SynGAP(model.parameters(), lr=0.1)
+    tokens = torch.randint(9, (3, 9))
+    optimizer.observe(model(tokens))
+    optimizer.observe(model(tokens), mask=tokens > 2)
+    optimizer.observe(model(tokens)[:, :-1])
+
+
+@pytest.mark.parametrize("given", ["mask", "targets"])
+def test_the_shape_of_mask_or_targets_tells_where_the_classes_are(given: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 7)
+    optimizer = SynGAP(model.parameters(), lr=0.1)
+    logits = model(torch.randn(2, 5, 4))  # (2, 5, 7)
+    fits = {"mask": torch.ones(2, 5, dtype=torch.bool), "targets": torch.zeros(2, 5).long()}
+    optimizer.observe(logits, **{given: fits[given]})
+    with pytest.raises(ValueError, match=FIRST):
+        optimizer.observe(logits.transpose(1, 2), **{given: fits[given]})
+    # A convolution whose last dimension has the classes: the mask says so.
+    layer = nn.Conv2d(1, 1, 1)
+    planes = torch.ones(2, 1, 6, dtype=torch.bool)
+    SynGAP(layer.parameters(), lr=0.1).observe(layer(torch.randn(2, 1, 6, 4)), mask=planes)
+
+
+def test_what_only_looks_like_classes_in_dimension_1_is_said_once() -> None:
+    torch.manual_seed(0)
+    series = nn.Conv1d(3, 5, 1)
+    optimizer = SynGAP(series.parameters(), lr=0.1)
+    logits = series(torch.randn(2, 3, 9))
+    with pytest.warns(UserWarning, match=r"\(2, 5, 9\).*classes in dimension 1.*movedim\(1, -1\)"):
+        optimizer.observe(logits)
+    optimizer.observe(logits)  # a second warning would be an error
+    unknown = nn.Linear(8, 8)
+    square = torch.sort(unknown(torch.randn(2, 3, 8, 8)), dim=-1).values
+    optimizer = SynGAP(unknown.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"\(2, 3, 8, 8\).*classes in dimension 1"):
+        optimizer.observe(square)

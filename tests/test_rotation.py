@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from syngap import SynGAP, plasticity, rotate, unrotate
-from syngap.optim.scores import sample_labels
 from syngap.optim.rotation import Rotation
+from syngap.optim.scores import sample_labels
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -497,6 +497,25 @@ def test_however_it_came_by_what_it_knows(way):
     rotate(model, x)
     with stale():
         stepped(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:SynGAP.step")
+@pytest.mark.parametrize("copied_with", ["the optimizer", "none"])
+def test_a_copy_of_a_rotated_model_is_guarded_as_its_original_is(copied_with):
+    model, x = network(), known()
+    rotate(model, x)
+    if copied_with == "none":
+        model = copy.deepcopy(model)
+        optimizer = gated(model)
+        stepped(model, optimizer)
+    else:
+        optimizer = gated(model)
+        stepped(model, optimizer)
+        model, optimizer = copy.deepcopy((model, optimizer))
+    unrotate(model)
+    with stale():
+        stepped(model, optimizer)
+    stepped(model, gated(model))
 
 
 @pytest.mark.filterwarnings("ignore:SynGAP.step")

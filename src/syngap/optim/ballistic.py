@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim.basis import accumulator, wide
-from syngap.optim.state_transfer import VERSION, check_version
+from syngap.optim.checks import check_number
+from syngap.optim.loading import check_groups, check_states, forms_of, match
+from syngap.optim.state_transfer import VERSION, names_of
 
 __all__ = ["Ballistic"]
 
@@ -50,14 +52,6 @@ class Ballistic(Optimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
     ) -> None:
-        if not lr >= 0.0:
-            raise ValueError(f"lr must be ≥ 0, got {lr}")
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"beta must be in [0, 1), got {beta}")
-        if not eps > 0.0:
-            raise ValueError(f"eps must be > 0, got {eps}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"weight_decay must be ≥ 0, got {weight_decay}")
         defaults = {
             "lr": lr,
             "beta": beta,
@@ -66,6 +60,7 @@ class Ballistic(Optimizer):
             "maximize": maximize,
             "version": VERSION,
         }
+        _check_options(defaults)
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -89,17 +84,17 @@ class Ballistic(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave; s keeps its precision whatever θ's is."""
-        check_version(state_dict["param_groups"])
+        saved = match(state_dict, self.param_groups)
+        check_groups(state_dict["param_groups"], self.param_groups, _check_options)
+        names = names_of(self.param_groups)
+        check_states(saved, self.state, forms_of(self), names)
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["version"] = VERSION
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        own = [param for group in self.param_groups for param in group["params"]]
-        for index, param in zip(saved, own, strict=True):
-            if index in state_dict["state"]:
-                square = state_dict["state"][index]["square"]
+        for param, state in saved.items():
+            if "square" in state:
                 dtype = accumulator(param.dtype)
-                self.state[param]["square"] = square.to(param.device, dtype, copy=True)
+                self.state[param]["square"] = state["square"].to(param.device, dtype, copy=True)
 
     def _update(self, param: Tensor, group: dict[str, Any]) -> None:
         grad = cast(Tensor, param.grad)
@@ -116,3 +111,10 @@ class Ballistic(Optimizer):
             param.mul_(1.0 - group["lr"] * group["weight_decay"])
         velocity = wide(grad) / square.add(group["eps"]).sqrt_()
         param.sub_(velocity.mul_(group["lr"]))
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    check_number("lr", options["lr"], "≥ 0", lambda value: bool(value >= 0.0))
+    check_number("beta", options["beta"], "in [0, 1)", lambda value: bool(0.0 <= value < 1.0))
+    check_number("eps", options["eps"], "> 0", lambda value: bool(value > 0.0))
+    check_number("weight_decay", options["weight_decay"], "≥ 0", lambda value: bool(value >= 0.0))

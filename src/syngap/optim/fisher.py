@@ -22,7 +22,15 @@ from syngap.optim.basis import Entries, is_sharded, sum_over_shards, wide
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.notices import Notices
-from syngap.optim.scores import SCALE, Prediction, read_prediction, score_sums
+from syngap.optim.scores import (
+    SCALE,
+    Prediction,
+    read_prediction,
+    require_classes_last,
+    score_sums,
+    suspect_classes_first,
+    suspect_probabilities,
+)
 
 __all__ = ["Estimator", "EstimatorName", "Observation", "Schedule", "merged"]
 
@@ -198,6 +206,8 @@ class Estimator:
         """
         if not params:
             raise RuntimeError("every parameter of this optimizer is frozen: nothing to observe")
+        if isinstance(prediction, Tensor):
+            self._look_for_classes(prediction, targets, mask)
         if self.name != "empirical" or not labelled:
             targets = None
         elif targets is None:
@@ -232,8 +242,12 @@ class Estimator:
             raise ValueError("mask leaves out every position, so there is nothing to observe")
         apart = distributed.not_a_first_backward(read.output) if shares_batch else nullcontext()
         with torch.no_grad(), _explained(), apart:
-            take = self._squares if self.name == "exact" else self._scores
-            observation = take(read, params, group, basis)
+            if self.name == "exact":
+                squares = self._squares(read, params, group)
+                observation = Observation.of_squares(squares, read.count, SCALE**-2)
+            else:
+                scores = basis.coordinates(self._scores(read, params, group))
+                observation = Observation.of_scores(scores, read.count, SCALE**-2)
         if not check:
             return observation.without_overflow()
         if observation.is_finite():
@@ -245,13 +259,26 @@ class Estimator:
         )
         return None
 
+    def _look_for_classes(
+        self, logits: Tensor, targets: Tensor | None, mask: Tensor | None
+    ) -> None:
+        """Refuse logits whose classes are not in the last dimension; where it is likely, say so."""
+        require_classes_last(logits, targets, mask)
+        if targets is None and mask is None and suspect_classes_first(logits):
+            self._notices.warn(
+                "classes first",
+                f"logits of shape {tuple(logits.shape)} look like images, or a series, with the "
+                "classes in dimension 1, and observe takes them in the last one: pass "
+                "logits.movedim(1, -1); if the last one has the classes, pass "
+                "logits.flatten(0, -2)",
+            )
+
     def _suspect_probabilities(self, prediction: Tensor | Distribution) -> None:
         """Look once whether logits went through a softmax already."""
         if self._has_looked or not isinstance(prediction, Tensor) or prediction.dim() < 2:
             return
         self._has_looked = True
-        rows = prediction.detach()
-        if rows.numel() and bool((rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3):
+        if suspect_probabilities(prediction):
             self._notices.warn(
                 "probabilities",
                 "the rows of logits are positive and sum to one: observe takes what goes into the "
@@ -259,12 +286,8 @@ class Estimator:
             )
 
     def _scores(
-        self,
-        read: Prediction,
-        params: list[Tensor],
-        group: dist.ProcessGroup | None,
-        basis: Entries,
-    ) -> Observation:
+        self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
+    ) -> dict[Tensor, Tensor]:
         if any(is_sharded(param) for param in params):
             scores = sharded.sharded_scores(read, params, group)
         else:
@@ -272,16 +295,11 @@ class Estimator:
         _require_some(scores)
         if group is not None:
             scores = distributed.reduced(scores, params, group)
-        known = basis.coordinates(_known(params, scores))
-        return Observation.of_scores(known, read.count, SCALE**-2)
+        return _known(params, scores)
 
     def _squares(
-        self,
-        read: Prediction,
-        params: list[Tensor],
-        group: dist.ProcessGroup | None,
-        basis: Entries,
-    ) -> Observation:
+        self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
+    ) -> dict[Tensor, Tensor]:
         assert self.recorder is not None
         if any(is_sharded(param) for param in params):
             raise RuntimeError(
@@ -301,7 +319,7 @@ class Estimator:
             )
         if group is not None:
             squares = distributed.reduced(squares, params, group)
-        return Observation.of_squares(_known(params, squares), read.count, SCALE**-2)
+        return _known(params, squares)
 
 
 def _is_distributed() -> bool:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -16,23 +17,20 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim.basis import Coordinates, Entries, accumulator, kept_in
-from syngap.optim.checks import NonFinite, check_compact, check_named
+from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.consolidation import predictions
-from syngap.optim.errors import NotFiniteError, nonfinite_error
+from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
-from syngap.optim.notices import Notices
-from syngap.optim.plasticity import Means, damping_and_slope, mask
+from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
+from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
-from syngap.optim.state_transfer import given_names, grown, laid_out, place_to_grow, restored
+from syngap.optim.state_transfer import grown, names_of, place_to_grow, restore_state
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
 
 States = dict[Tensor, dict[str, Any]]  # what an optimizer keeps, by parameter
-
-_MUCH_LARGER = 10.0
-_NAMED = 3  # parameters in a message
 
 
 class Gate:
@@ -46,6 +44,7 @@ class Gate:
         schedule: at which steps.
         compact: whether importance is kept in bfloat16.
         non_finite: what a step does about gradients that are not finite; see `SynGAP`.
+        option_names: the options of groups that are checked where they are used.
 
     Attributes:
         basis: the coordinates of importance and of the mask.
@@ -62,12 +61,14 @@ class Gate:
         *,
         compact: bool,
         non_finite: NonFinite | None,
+        option_names: tuple[str, ...],
     ) -> None:
         check_compact(compact)
         self.estimator = estimator
         self.schedule = schedule
         self.compact = compact
         self.non_finite = non_finite
+        self.option_names = option_names
         self.basis = Entries()
         self.has_importance = False
         self.notices = Notices()
@@ -84,20 +85,19 @@ class Gate:
     def reset_caches(self) -> None:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
+        self._passed: dict[int, tuple[Any, ...]] = {}  # options that were checked, by group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
-        """Work on these; torch replaces them where it loads a state, so each use binds them anew.
+        """Work on an optimizer's groups and state, and on the state of one that it wraps.
 
-        Args:
-            groups: the parameter groups of the optimizer.
-            states: its state, and that of an optimizer that it wraps.
+        torch replaces them where it loads a state, so that each use binds them anew.
         """
         self.groups, self.states = groups, states
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "coordinates", "_means", "_grads_then"}
+        own = {"groups", "states", "coordinates", "_means", "_passed", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -133,7 +133,23 @@ class Gate:
 
     def names(self) -> dict[Tensor, str]:
         """Return their names in the model, else those of named parameters, else their numbers."""
-        return self.model_names() or given_names(self.groups)
+        return names_of(self.groups) | (self.estimator.names() or {})
+
+    def check_options(self) -> None:
+        """Check options of groups that somebody changed, where they are used.
+
+        A value that is the same object as at the last check has passed it, so that a step costs a
+        few comparisons of addresses.
+        """
+        for number, group in enumerate(self.groups):
+            now = tuple(map(group.get, self.option_names))
+            passed = self._passed.get(number, ())
+            are_same = len(now) == len(passed) and all(map(is_, now, passed))
+            counts = group["steps"], group["skipped"]
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            if not (are_same and are_counts) or Tensor in map(type, now):
+                check_changed_options(number, group, self.option_names, passed)
+                self._passed[number] = now
 
     # What is known.
 
@@ -153,6 +169,7 @@ class Gate:
 
     def network_mean(self) -> Tensor:
         """Return μ: the mean of F over all parameters that are not frozen."""
+        self.check_options()
         return self._current_means().network()
 
     def mask(
@@ -171,10 +188,6 @@ class Gate:
         """Return whether the next step refreshes importance."""
         return self.schedule.is_due(self.steps)
 
-    def elapsed(self) -> int:
-        """Return how many steps importance moves on by in the next step that refreshes it."""
-        return self.schedule.elapsed(self.steps)
-
     def count(self) -> None:
         """Count a step."""
         for group in self.groups:
@@ -187,6 +200,7 @@ class Gate:
         self, prediction: Tensor | Distribution, targets: Tensor | None, mask: Tensor | None
     ) -> None:
         """Take importance from a prediction, if it is due, and keep it for the next step."""
+        self.check_options()
         if not self.is_due():
             if isinstance(prediction, Tensor):
                 require_graph(prediction)  # a mistake shows at once, not at the next refresh
@@ -215,11 +229,7 @@ class Gate:
         """Warn where what was observed is discarded before any backward pass."""
         # After a step that GradScaler skipped there are new gradients: discarding both is right.
         if self.observation is not None and self._grads_then == self._grads_now():
-            self.notices.warn(
-                "discarded",
-                "zero_grad() discarded what observe() took before any backward(): call observe() "
-                "after zero_grad() and before loss.backward()",
-            )
+            self.notices.warn("discarded", DISCARDED)
 
     def _grads_now(self) -> list[tuple[int, int] | None]:
         """Return what tells whether a backward pass has been."""
@@ -228,6 +238,7 @@ class Gate:
 
     def consolidate(self, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any) -> None:
         """Set importance to its mean over unlabelled inputs."""
+        self.check_options()
         self.coordinates.refuse_stale(self.params(), self.states, momentum_alone=True)
         seen: Observation | None = None
         self.estimator.record(True)
@@ -244,7 +255,7 @@ class Gate:
             raise ValueError("no batch gave consolidate a finite importance")
         with torch.no_grad():
             means = self._current_means()
-            self._advance(means, seen, keep=0.0)
+            means.follow(self.groups, seen.means, lambda group: 0.0)
             for work in self._lay_out(seen, means.network(), keep=0.0):
                 fold(work)
         self.has_importance = True
@@ -257,6 +268,7 @@ class Gate:
 
         None is a step that is left out.
         """
+        self.check_options()
         if not self.coordinates.are_current():
             self.coordinates.refuse_stale(self.params(), self.states)
             self.coordinates.learn(self.params())
@@ -273,16 +285,9 @@ class Gate:
         means = self._current_means()
         if seen is not None:
             self.has_importance = True
-            self._advance(means, seen)
+            means.follow(self.groups, seen.means, self._keep)
         elif not self.has_importance and self._moves():
-            self.notices.warn(
-                "never observed",
-                "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: "
-                "call observe(logits) after zero_grad() and before loss.backward(), or "
-                "consolidate() once before training; in a framework that owns the loop, use "
-                "SynGAPCallback (Lightning), SynGAPTrainer (Transformers) or SynGAPPlugin "
-                "(Avalanche) of syngap.integrations",
-            )
+            self.notices.warn("never observed", NEVER_OBSERVED)
         network = means.network()
         works = self._lay_out(seen, network)
         if seen is not None:
@@ -291,28 +296,19 @@ class Gate:
         return works
 
     def _is_left_out(self) -> bool:
-        """Return whether gradients that are not finite leave a step out; raise for the policy so.
-
-        Nothing has moved yet, and what was observed goes the way of the gradients.
-        """
+        """Return whether gradients that are not finite leave a step out, or raise an error."""
         if self.non_finite is None or self.is_capturable:
             return False
         bad = nonfinite_gradients(self.trainable())
         if not bad:
             return False
-        self.observation = None
+        self.observation = None  # which goes the way of the gradients
         if self.non_finite == "skip":
             for group in self.groups:
                 group["skipped"] += 1
             return True
         names = self.names()
-        listed = ", ".join(names[param] for param in bad[:_NAMED])
-        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise nonfinite_error(
-            f"the gradients of step {self.steps + 1} are not finite (of {listed}{more}): nothing "
-            "has moved",
-            self.groups,
-        )
+        raise nonfinite_gradients_error(self.steps + 1, [names[p] for p in bad], self.groups)
 
     def _moves(self) -> bool:
         # torch.distributed.checkpoint makes states exist by a step at rate zero.
@@ -320,16 +316,7 @@ class Gate:
         return any(isinstance(rate, Tensor) or rate > 0.0 for rate in rates)
 
     def _keep(self, group: dict[str, Any]) -> float:
-        return float(group["retention"] ** self.elapsed())
-
-    def _advance(self, means: Means, seen: Observation, keep: float | None = None) -> None:
-        """Let each tensor's mean importance follow the average that its importance follows."""
-        first = 0
-        for group in self.groups:
-            observed = [seen.means.get(p) for p in group["params"] if p.requires_grad]
-            if observed:
-                means.advance(first, observed, self._keep(group) if keep is None else keep)
-            first += len(observed)
+        return float(group["retention"] ** self.schedule.elapsed(self.steps))
 
     def _current_means(self) -> Means:
         params = self.trainable()
@@ -376,18 +363,9 @@ class Gate:
         refreshes = self.schedule.refreshes(self.steps)
         if refreshes & (refreshes - 1):
             return  # reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only
-        for group in self.groups:
-            least = network.item()
-            if group["scope"] == "tensor":
-                own = [self.mean_of(param).item() for param in group["params"]]
-                least = min((mean for mean in own if mean > 0.0), default=0.0)
-            if 0.0 < least < group["damping"] / _MUCH_LARGER:  # at zero no damping would help
-                self.notices.warn(
-                    "damped",
-                    f"damping {group['damping']:g} is far above the mean importance {least:g}, so "
-                    "parameters get nearly the same plasticity and SynGAP is plain descent with a "
-                    f"smaller step: set damping below {least / _MUCH_LARGER:g}",
-                )
+        message = damping_notice(self.groups, network.item(), self.mean_of)
+        if message is not None:
+            self.notices.warn("damped", message)
 
     # Other parameters, other states.
 
@@ -414,11 +392,8 @@ class Gate:
         """
         for param, state in saved.items():
             if state:
-                self.states[0][param].pop("turn", None)  # of one that is compact, if this is not
-                self.states[0][param] |= restored(param, state, self.compact)
-                laid_out(param, self.states[0][param])
+                restore_state(param, self.states[0][param], state, self.compact)
         self.observation = None
         if not was_stale:
             self.coordinates.learn(self.params())
         self.has_importance = any(bool(self.mean_of(param) > 0) for param in saved)
-        self.estimator.record(self.is_due())

@@ -11,14 +11,32 @@ from torch.distributions import Distribution
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim.basis import IMPORTANCE, wide
-from syngap.optim.checks import check_params
+from syngap.optim.checks import check_counts, check_options, check_params
 from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.gate import Gate, States
-from syngap.optim.state_transfer import VERSION, grown, match, require_growth
+from syngap.optim.loading import (
+    check_groups,
+    check_kind,
+    check_states,
+    forms_of,
+    match,
+    unchanged_on_error,
+)
+from syngap.optim.state_transfer import VERSION, grown, require_growth
 from syngap.optim.summary import summarize
 from syngap.optim.update import Work
 
-__all__ = ["GatedOptimizer"]
+__all__ = ["GatedOptimizer", "with_counts"]
+
+
+def with_counts(options: dict[str, Any], behind: str | None) -> dict[str, Any]:
+    """Return the options of a group with what it says of its state.
+
+    Args:
+        options: the options.
+        behind: the kind of optimizer that is behind the gate, None for SynGAP itself.
+    """
+    return options | {"behind": behind, "version": VERSION, "steps": 0, "skipped": 0}
 
 
 class GatedOptimizer(Optimizer):
@@ -102,7 +120,7 @@ class GatedOptimizer(Optimizer):
 
     def elapsed(self) -> int:
         """Return how many steps importance moves on by in the next step that refreshes it."""
-        return self.gate.elapsed()
+        return self._gate.schedule.elapsed(self.gate.steps)
 
     def count(self) -> None:
         """Count a step. `step()` does; a replayed CUDA graph, which runs no Python, does not."""
@@ -296,13 +314,22 @@ class GatedOptimizer(Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is."""
+        """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is.
+
+        Everything is checked first. A state with numbers, shapes or options that this optimizer
+        cannot have is refused by a ValueError that names the entry, and nothing has changed then.
+        """
+        with unchanged_on_error(self.param_groups, self, self._gate):
+            self._load(state_dict)
+        self._gate.estimator.record(self.is_due())
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         saved: dict[Tensor, dict[str, Any]] = {}
         gate = self.gate
         was_stale = gate.coordinates.are_stale(gate.params(), gate.states)
         # As the last hook, because a hook may replace what is loaded.
         handle = self.register_load_state_dict_pre_hook(
-            lambda _, final: saved.update(match(final, self.param_groups))
+            lambda _, final: saved.update(self._checked(final))
         )
         try:
             super().load_state_dict(state_dict)
@@ -313,6 +340,19 @@ class GatedOptimizer(Optimizer):
                 group.setdefault(key, value)  # an option that the saving version did not have
             group["version"] = VERSION
         self.gate.restore(saved, was_stale)
+
+    def _checked(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
+        """Return a state by parameter, after a look at all of it."""
+        saved, groups = match(state_dict, self.param_groups), state_dict["param_groups"]
+        check_kind(groups, self.param_groups)
+        check_groups(groups, self.param_groups, self._check_options)
+        check_states(saved, self.state, forms_of(self), self.gate.names())
+        return saved
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        """Check the options of a group."""
+        check_options(options)
+        check_counts(options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Give copy and pickle the gate, which torch's Optimizer would leave out."""

@@ -5,7 +5,18 @@ from __future__ import annotations
 import sys
 import warnings
 
-__all__ = ["Notices"]
+__all__ = ["DISCARDED", "NEVER_OBSERVED", "Notices"]
+
+DISCARDED = (
+    "zero_grad() discarded what observe() took before any backward(): call observe() after "
+    "zero_grad() and before loss.backward()"
+)
+NEVER_OBSERVED = (
+    "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: call "
+    "observe(logits) after zero_grad() and before loss.backward(), or consolidate() once before "
+    "training; in a framework that owns the loop, use SynGAPCallback (Lightning), SynGAPTrainer "
+    "(Transformers) or SynGAPPlugin (Avalanche) of syngap.integrations"
+)
 
 _INSIDE = {"syngap", "torch", "contextlib"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ __all__ = ["Means", "linear_plasticity", "plasticity"]
 
 # The largest arctanh of a float below one is 18.7; divided by this it still fits a float32.
 _SMALLEST_DAMPING = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+
+_MUCH_LARGER = 10.0
 
 
 def plasticity(
@@ -97,6 +99,30 @@ def mask(
     return argument.to(importance.dtype)
 
 
+def damping_notice(
+    groups: Sequence[dict[str, Any]], network: float, mean_of: Callable[[Tensor], Tensor]
+) -> str | None:
+    """Return what to say of a damping that is far above the mean importance, None if none is.
+
+    Args:
+        groups: the parameter groups.
+        network: the mean importance of the network.
+        mean_of: returns that of a parameter.
+    """
+    for group in groups:
+        least = network
+        if group["scope"] == "tensor":
+            own = [mean_of(param).item() for param in group["params"]]
+            least = min((mean for mean in own if mean > 0.0), default=0.0)
+        if 0.0 < least < group["damping"] / _MUCH_LARGER:  # at zero no damping would help
+            return (
+                f"damping {group['damping']:g} is far above the mean importance {least:g}, so "
+                "parameters get nearly the same plasticity and SynGAP is plain descent with a "
+                f"smaller step: set damping below {least / _MUCH_LARGER:g}"
+            )
+    return None
+
+
 class Means:
     """The mean importance of each tensor and of the network, without a pass over importance.
 
@@ -134,6 +160,26 @@ class Means:
             seen = [mean.to(like) for mean in seen]
         part = self.vector[first : first + len(seen)]
         part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
+
+    def follow(
+        self,
+        groups: Sequence[dict[str, Any]],
+        observed: Mapping[Tensor, Tensor],
+        keep: Callable[[dict[str, Any]], float],
+    ) -> None:
+        """Let the means follow the average that importance follows.
+
+        Args:
+            groups: the parameter groups, of which parameters that are frozen do not count.
+            observed: the mean of what was observed, by parameter.
+            keep: how much of its importance a group keeps.
+        """
+        first = 0
+        for group in groups:
+            means = [observed.get(param) for param in group["params"] if param.requires_grad]
+            if means:
+                self.advance(first, means, keep(group))
+            first += len(means)
 
     def network(self) -> Tensor:
         """Return the mean over all elements of all parameters."""

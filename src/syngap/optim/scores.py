@@ -24,15 +24,50 @@ __all__ = [
     "SCALE",
     "Prediction",
     "read_prediction",
+    "require_classes_last",
     "require_graph",
     "sample_labels",
     "score_sums",
+    "suspect_classes_first",
+    "suspect_probabilities",
 ]
 
 # Half precision, anywhere between the parameters and the output, flushes small gradients to zero. A
 # power of two lifts them and is taken out again, exactly, where the scores are squared.
 SCALE = 1024.0
 _IGNORED = -100  # the label that torch's cross_entropy leaves out
+
+# Names of autograd's nodes: those that leave the order of dimensions alone, those that work on
+# images, and those after which it is what a layer or the user made it.
+_FEW = 16
+_KEEP_ORDER = (
+    "Add",
+    "BackwardHookFunction",
+    "Cat",
+    "Clamp",
+    "Clone",
+    "ConstantPad",
+    "Div",
+    "Mul",
+    "Neg",
+    "Relu",
+    "Slice",
+    "Sub",
+    "Tanh",
+    "ToCopy",
+    "_DDPSink",
+)
+_ON_IMAGES = ("Convolution", "BatchNorm", "PixelShuffle", "Pool2D", "Pool3D", "Upsample")
+_ORDERED = (
+    "AddmmBackward0",
+    "BmmBackward0",
+    "MmBackward0",
+    "PermuteBackward0",
+    "TransposeBackward0",
+    "UnsafeViewBackward0",
+    "ViewBackward0",
+    "ReshapeAliasBackward0",
+)
 
 
 @dataclass
@@ -203,6 +238,79 @@ def _normalise(
         return cotangent.mul_(kept.clamp(min=1).to(cotangent.dtype).rsqrt()), kept
     count = int(mask.sum())
     return cotangent.mul_(max(count, 1) ** -0.5), count
+
+
+def require_classes_last(
+    logits: Tensor, targets: Tensor | None = None, mask: Tensor | None = None
+) -> None:
+    """Refuse logits whose classes are certainly in dimension 1, as `cross_entropy` takes them.
+
+    They are where targets or mask fit without dimension 1 alone, and where images come straight
+    from a convolution or lie in memory with dimension 1 innermost.
+    """
+    shape = tuple(logits.shape)
+    if logits.dim() < 3:
+        return
+    others = {tuple(given.shape) for given in (targets, mask) if isinstance(given, Tensor)}
+    tells = (shape[:-1] in others, shape[:1] + shape[2:] in others)
+    if tells == (False, True) or (
+        tells != (True, False)
+        and logits.dim() > 3
+        and (_is_from_image(logits) or _has_channels_last(logits))
+    ):
+        raise ValueError(
+            f"logits of shape {shape} have their classes in dimension 1, and observe takes them "
+            "in the last one: pass logits.movedim(1, -1). If the last one has the classes, pass "
+            "logits.flatten(0, -2)"
+        )
+
+
+def suspect_classes_first(logits: Tensor) -> bool:
+    """Return whether classes are likely in dimension 1, and not certainly.
+
+    Three dimensions from a convolution are channels and time. Four or more, of which the last two
+    are equal, are a square image, unless a layer or the user has just put them into their order.
+    """
+    if logits.dim() < 3:
+        return False
+    if logits.dim() == 3:
+        return _is_from_image(logits)
+    shape = logits.shape
+    if shape[-1] != shape[-2] or shape[1] == shape[-1] or not logits.is_contiguous():
+        return False
+    return not any(name in _ORDERED for name in _makers(logits))
+
+
+def _is_from_image(logits: Tensor) -> bool:
+    """Whether it comes from an operation on images, which have their channels in dimension 1."""
+    return any(word in name for name in _makers(logits) for word in _ON_IMAGES)
+
+
+def _has_channels_last(logits: Tensor) -> bool:
+    """Whether it is in torch's memory format for images with dimension 1 innermost."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    order = formats.get(logits.dim(), torch.contiguous_format)
+    return not logits.is_contiguous() and logits.is_contiguous(memory_format=order)
+
+
+def _makers(output: Tensor) -> list[str]:
+    """Return the operations that gave an output its dimensions, by the names of their nodes."""
+    found, waiting, looked = [], [output.grad_fn], 0
+    while waiting and looked < _FEW:
+        node, looked = waiting.pop(), looked + 1
+        if node is None:
+            continue
+        if node.name().startswith(_KEEP_ORDER):
+            waiting += [before for before, _ in node.next_functions]
+        else:
+            found.append(node.name())
+    return found
+
+
+def suspect_probabilities(logits: Tensor) -> bool:
+    """Return whether rows are positive and sum to one, as what comes out of a softmax does."""
+    rows = logits.detach()
+    return bool(rows.numel() and (rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3)
 
 
 def require_graph(output: Tensor) -> None:

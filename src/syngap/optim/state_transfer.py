@@ -13,15 +13,13 @@ from syngap.optim.compact import first_turn
 
 __all__ = [
     "VERSION",
-    "check_version",
-    "given_names",
     "grown",
-    "laid_out",
-    "match",
+    "names_of",
     "place_to_grow",
     "require_growth",
-    "restored",
+    "restore_state",
 ]
+
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
@@ -30,57 +28,7 @@ VERSION = 1
 _DRIFT = {False: 1e-3, True: 0.5}
 
 
-def check_version(groups: Sequence[dict[str, Any]]) -> None:
-    """Refuse the groups of a state_dict that a newer syngap gave."""
-    newest = max((group.get("version", 0) for group in groups), default=0)
-    if newest > VERSION:
-        raise ValueError(
-            f"the state_dict is of a newer syngap (version {newest}, this one reads {VERSION}): "
-            "upgrade syngap"
-        )
-
-
-def match(
-    state_dict: dict[str, Any], groups: Sequence[dict[str, Any]]
-) -> dict[Tensor, dict[str, Any]]:
-    """Return the saved state by parameter, or say what does not fit."""
-    saved = state_dict["param_groups"]
-    check_version(saved)
-    saved_sizes = [len(group["params"]) for group in saved]
-    own_sizes = [len(group["params"]) for group in groups]
-    if saved_sizes != own_sizes:
-        raise ValueError(
-            f"the state_dict has parameter groups of {saved_sizes} parameters, "
-            f"this optimizer of {own_sizes}"
-        )
-    if not all("retention" in group for group in saved):
-        raise ValueError(
-            "the state_dict is not one of SynGAP: its groups lack retention; one of a bare "
-            "optimizer behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
-        )
-    for theirs, ours in zip(saved, groups, strict=True):
-        own = ours.get("behind")
-        if theirs.get("behind", own) != own:  # the first versions did not say
-            raise ValueError(
-                f"the state_dict is of {_kind(theirs)}, and this optimizer is {_kind(ours)}"
-            )
-    indices = [index for group in saved for index in group["params"]]
-    params = [param for group in groups for param in group["params"]]
-    matched = {}
-    for index, param in zip(indices, params, strict=True):
-        matched[param] = state = state_dict["state"].get(index, {})
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
-                raise ValueError(
-                    f"the state_dict has {key} of shape {tuple(value.shape)} for a parameter of "
-                    f"shape {tuple(param.shape)}; if the parameter grew, load before that and call "
-                    "grow(); if the model was rotated, make the optimizer after rotate() now where "
-                    "it was made after it then, since parameters come in another order"
-                )
-    return matched
-
-
-def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
+def _restored_importance(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
     """Return a saved importance and its mean for a parameter, in their own precision."""
     if "importance" not in saved:
         return {}
@@ -94,7 +42,7 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     if is_sharded(importance) and mean is not None:
         return state | {"mean": mean.to(param.device, copy=True)}
     dtype = accumulator(param.dtype)
-    true = importance.mean(dtype=dtype)
+    true = importance.sum(dtype=dtype) / max(1, importance.numel())
     # The kept mean goes on bit for bit, unless somebody changed the importance alone.
     if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT[compact], atol=0.0):
         mean = true
@@ -103,7 +51,16 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     return state | {"mean": mean.to(param.device, dtype, copy=True)}
 
 
-def laid_out(param: Tensor, state: dict[str, Any]) -> None:
+def restore_state(
+    param: Tensor, state: dict[str, Any], saved: dict[str, Any], compact: bool
+) -> None:
+    """Put a saved importance, in its own precision, into a state that torch has loaded."""
+    state.pop("turn", None)  # of one that is compact, if this is not
+    state |= _restored_importance(param, saved, compact)
+    _lay_out_like(param, state)
+
+
+def _lay_out_like(param: Tensor, state: dict[str, Any]) -> None:
     """Bring what has a parameter's shape into the order of memory that the parameter has.
 
     Files keep no such order. In another one sums would run otherwise, and end in other last digits
@@ -116,7 +73,7 @@ def laid_out(param: Tensor, state: dict[str, Any]) -> None:
             state[key] = like.copy_(value)
 
 
-def given_names(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
+def names_of(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
     """Return the names that came with named parameters, else their numbers."""
     names: dict[Tensor, str] = {}
     for group in groups:
@@ -187,10 +144,5 @@ def grown(state: dict[str, Any], old: Tensor, new: Tensor) -> dict[str, Any]:
             )
             larger[key][tuple(slice(size) for size in old.shape)] = value
     if "mean" in state:
-        larger["mean"] = state["mean"] * (old.numel() / new.numel())
+        larger["mean"] = state["mean"] * (old.numel() / max(1, new.numel()))
     return larger
-
-
-def _kind(group: dict[str, Any]) -> str:
-    behind = group.get("behind")
-    return "SynGAP itself" if behind is None else f"SynGAP.wrap({behind})"

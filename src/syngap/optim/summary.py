@@ -24,7 +24,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples spread evenly between 0 and 1,
 def summarize(gate: Gate) -> dict[str, float]:
     """Return means and quantiles of a gate's masks, overall and by tensor, and μ/λ."""
     network = gate.network_mean()
-    names = gate.names()
+    names = gate.model_names() or gate.names()
     values: dict[str, Tensor] = {"importance/mean": network}
     parts = []
     for group in gate.groups:

@@ -7,7 +7,7 @@ learning". `reference` has the rule in a page, with the paper's symbols; `gate` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,16 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from syngap.optim import distributed
 from syngap.optim.basis import local
 from syngap.optim.checks import (
+    GATE_OPTIONS,
+    OWN_OPTIONS,
     NonFinite,
     check_nonfinite_policy,
-    check_options,
     check_own_options,
 )
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.fisher import Estimator, EstimatorName, Schedule
 from syngap.optim.gate import Gate
-from syngap.optim.gated import GatedOptimizer
-from syngap.optim.state_transfer import VERSION
+from syngap.optim.gated import GatedOptimizer, with_counts
 from syngap.optim.update import Work, update
 from syngap.optim.wrapped import WrappedSynGAP
 
@@ -144,23 +144,23 @@ class SynGAP(GatedOptimizer):
             "weight_decay": weight_decay,
             "scope": scope,
             "bounded": bounded,
-            "behind": None,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
             "capturable": capturable,
             "differentiable": differentiable,
-            "version": VERSION,
-            "steps": 0,
-            "skipped": 0,
         }
         if fused and compact:
             raise ValueError("fused=True excludes compact=True")
         check_nonfinite_policy(non_finite, capturable)
-        chosen = Estimator(estimator, generator, model, process_group)
-        schedule = Schedule(every, warmup)
-        gate = Gate(chosen, schedule, compact=compact, non_finite=non_finite)
-        super().__init__(gate, params, defaults)
+        gate = Gate(
+            Estimator(estimator, generator, model, process_group),
+            Schedule(every, warmup),
+            compact=compact,
+            non_finite=non_finite,
+            option_names=("lr", *GATE_OPTIONS, *OWN_OPTIONS),
+        )
+        super().__init__(gate, params, with_counts(defaults, behind=None))
 
     @classmethod
     def wrap(
@@ -207,16 +207,12 @@ class SynGAP(GatedOptimizer):
             "bounded": bounded,
         }
         chosen = Estimator(estimator, generator, model, process_group)
-        schedule = Schedule(every, warmup)
-        gate = Gate(chosen, schedule, compact=compact, non_finite=non_finite)
-        return WrappedSynGAP(optimizer, gate, options)
+        return WrappedSynGAP(
+            optimizer, chosen, Schedule(every, warmup), compact, non_finite, options
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Fold what was observed into the importance, then move the parameters.
-
-        Args:
-            closure: evaluates the loss again (and may observe) and returns it.
-        """
+        """Fold what `closure` or the loop observed into importance, then move the parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -238,15 +234,16 @@ class SynGAP(GatedOptimizer):
         state = self.state[param]
         if state.get("momentum_buffer") is None:
             state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        buffer: Tensor = state["momentum_buffer"]
-        return buffer
+        return cast(Tensor, state["momentum_buffer"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its own options where given; its importance starts at zero."""
         for count in ("steps", "skipped") if self.param_groups else ():
             param_group.setdefault(count, self.param_groups[0][count])
-        options = {**self.defaults, **param_group}
-        check_options(options)
-        check_own_options(options)
+        self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         self._check_last_group()
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        super()._check_options(options)
+        check_own_options(options)

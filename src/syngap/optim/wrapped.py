@@ -10,13 +10,18 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.checks import (
+    GATE_OPTIONS,
+    NonFinite,
+    check_base_options,
     check_named,
     check_nonfinite_policy,
     check_options,
     check_params,
 )
+from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
-from syngap.optim.gated import GatedOptimizer
+from syngap.optim.gated import GatedOptimizer, with_counts
+from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION
 from syngap.optim.update import Work, fold, masks, portions
 
@@ -45,7 +50,15 @@ class WrappedSynGAP(GatedOptimizer):
     base: Optimizer
     _is_made = False
 
-    def __init__(self, base: Optimizer, gate: Gate, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        base: Optimizer,
+        estimator: Estimator,
+        schedule: Schedule,
+        compact: bool,
+        non_finite: NonFinite | None,
+        options: dict[str, Any],
+    ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(
                 "SynGAP.wrap takes an optimizer that holds parameters, such as "
@@ -54,12 +67,7 @@ class WrappedSynGAP(GatedOptimizer):
         for kind, reason in _NOT_GATED.items():
             if isinstance(base, kind):
                 raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}, which {reason}")
-        defaults = options | {
-            "behind": type(base).__name__,
-            "version": VERSION,
-            "steps": 0,
-            "skipped": 0,
-        }
+        defaults = with_counts(options, behind=type(base).__name__)
         own = {"version"} if isinstance(base, Ballistic) else set()  # means the same there
         taken = sorted((defaults.keys() & base.defaults.keys()) - own)
         if taken:
@@ -73,11 +81,19 @@ class WrappedSynGAP(GatedOptimizer):
             check_options(defaults | group)
             check_params(group["params"])
         capturable = any(group.get("capturable", False) for group in base.param_groups)
-        check_nonfinite_policy(gate.non_finite, capturable)
+        check_nonfinite_policy(non_finite, capturable)
         self.base = base
         self._gate_options = defaults
         params = [param for group in base.param_groups for param in group["params"]]
-        check_named(params, gate.estimator.names())
+        check_named(params, estimator.names())
+        rate = ("lr",) if all("lr" in group for group in base.param_groups) else ()
+        gate = Gate(
+            estimator,
+            schedule,
+            compact=compact,
+            non_finite=non_finite,
+            option_names=(*rate, *GATE_OPTIONS),
+        )
         # Takes the base's groups off its list and puts them back one by one.
         super().__init__(gate, base.param_groups, base.defaults | defaults)
         self._is_made = True
@@ -143,20 +159,40 @@ class WrappedSynGAP(GatedOptimizer):
         return merged
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict()` gave, to the gate and to the base."""
+        """Restore what `state_dict()` gave, to the gate and to the base.
+
+        The base's state is checked as the gate's is. Where the base is not one of `torch.optim`,
+        its numbers have to be finite, and of the shapes that they have now, if they are there.
+        """
+        with unchanged_on_error((), self.base):
+            super().load_state_dict(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        match(state_dict, self.param_groups)
         own: dict[int, dict[str, Any]] = {}
         base: dict[int, dict[str, Any]] = {}
         for index, state in state_dict["state"].items():
             for key, value in state.items():
-                if key.startswith(_PREFIX):
+                if str(key).startswith(_PREFIX):
                     base.setdefault(index, {})[key[len(_PREFIX) :]] = value
                 else:
                     own.setdefault(index, {})[key] = value
-        super().load_state_dict(state_dict | {"state": own})
-        self.base.load_state_dict(state_dict | {"state": base})
+        super()._load(state_dict | {"state": own})
+        of_base = state_dict | {"state": base}
+        check_states(
+            match(of_base, self.param_groups),
+            self.base.state,
+            forms_of(self.base),
+            self.gate.names(),
+            _PREFIX,
+        )
+        self.base.load_state_dict(of_base)
         for group in self.param_groups:
             group["version"] = VERSION
-        self._gate.estimator.record(self.is_due())
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        super()._check_options(options)
+        check_base_options(self.base, options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""
