@@ -178,11 +178,12 @@ class SynGAPTrainer(Trainer):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse weights along directions for a model that has none, and the reverse."""
         names = [*load_result.missing_keys, *load_result.unexpected_keys]
-        turned = [name for name in names if ".parametrizations.weight." in name]
-        if turned:
+        rotated = [name for name in names if ".parametrizations.weight." in name]
+        if rotated:
             raise ValueError(
-                f"of checkpoint and model one is rotated ({turned[0]} and {len(turned) - 1} more): "
-                "rotate(model, ...) or unrotate(model) before the trainer gets it"
+                "of checkpoint and model one is rotated "
+                f"({rotated[0]} and {len(rotated) - 1} more): rotate(model, ...) or "
+                "unrotate(model) before the trainer gets it"
             )
         super()._issue_warnings_after_load(load_result)
 

@@ -187,7 +187,7 @@ def _check_kernels(options: dict[str, Any]) -> None:
     if options.get("fused"):
         if options["foreach"] or options["differentiable"]:
             raise ValueError("fused=True excludes foreach=True and differentiable=True")
-        if not fused.is_there():
+        if not fused.has_triton():
             raise ValueError("fused=True needs Triton, which is not installed")
 
 

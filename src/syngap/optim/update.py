@@ -154,7 +154,7 @@ def update(work: Work) -> None:
         fold(work)
         _end_of_kernel()
         work = replace(work, values=[])
-    if (work.params[0].is_cuda or work.options.get("fused")) and fused.takes(work):
+    if (work.params[0].is_cuda or work.options.get("fused")) and fused.applies(work):
         work = fused.update_large(work)
     if not work.params:
         return
