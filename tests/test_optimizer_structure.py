@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import gc
 import sys
 import weakref
@@ -146,6 +147,8 @@ def test_syngap_and_the_wrapper_hold_a_gate_and_neither_is_the_other() -> None:
     assert isinstance(other, GatedOptimizer)
     assert own.gate is not other.gate
     assert own.gate is own.gate
+    for copier in (copy.copy, copy.deepcopy):
+        assert copier(own).gate is not own.gate
 
 
 @pytest.mark.parametrize("name", MAKERS)

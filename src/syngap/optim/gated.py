@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -361,7 +362,7 @@ class GatedOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` gave, or the part of it that torch loads."""
         super().__setstate__(state)
-        gate = self.gate
-        gate.reset_caches()
         if "_gate" in state:  # torch comes by here also to load a state
-            gate.coordinates.learn(gate.params())
+            self._gate = copy(self._gate)  # a shallow copy of the optimizer has its own
+            self._gate.coordinates.learn(self.gate.params())
+        self.gate.reset_caches()
