@@ -42,6 +42,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "er-average": ("er", {"buffer": 9, "replay": 4, "average": 0.7}),
     "ewcpp-average": ("ewcpp", {"interval": 3, "average": 0.7}),
     "syngap-average": ("syngap", {"buffer": 9, "replay": 4, "average": 0.7}),
+    "er-teacher": ("er", {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5}),
+    "er_ace-teacher": (
+        "er_ace",
+        {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5, "teacher_on": "all"},
+    ),
+    "derpp-teacher": (
+        "derpp",
+        {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5, "teacher_loss": "kl"},
+    ),
+    "syngap-teacher": ("syngap", {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5}),
     "joint": ("joint", {"momentum": 0.9}),
     "joint-retrained": ("joint", {"retrained": True, "optimizer": "adam", "lr": 0.01}),
 }

@@ -476,18 +476,22 @@ def test_every_option_of_the_gate_changes_what_syngap_learns() -> None:
         return values_of(pupil.model)
 
     plain = learned({})
+    taught = {"average": 0.9, "teacher": 0.5}
     changes: list[dict[str, Any]] = [
         *({name: value} for name, value in GATES["gate"].items() if name != "damping"),
         {"damping": 2e-6},
         *({name: value} for name, value in GATES["momentum-and-decay"].items()),
         *(GATES[case] for case in GATES if case not in ("defaults", "gate", "momentum-and-decay")),
         {"replay": 2},
+        taught,
+        {**taught, "teacher_loss": "kl"},
+        {**taught, "teacher_on": "all"},
     ]
     for options in changes:
         other = learned(options)
         assert any(not torch.equal(plain[name], other[name]) for name in plain), options
     untouched = set(signature(methods.registry.get("syngap"))) - {k for o in changes for k in o}
-    assert untouched == {"lr", "average"}  # which changes what is judged, not what is learned
+    assert untouched == {"lr"}
 
 
 @pytest.mark.parametrize("bounded", [True, False])

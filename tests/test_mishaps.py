@@ -18,6 +18,7 @@ from tiny import job, results, state, write_arrays
 from torch import Tensor, nn
 
 from syngap.errors import UserError
+from syngap.experiments import engine
 from syngap.experiments.config import parsed
 from syngap.experiments.engine import run_here
 from syngap.experiments.folder import read_runs
@@ -193,3 +194,21 @@ def test_a_configuration_without_its_row_is_named(tmp_path: Path) -> None:
     (directory / "sgd-0" / "config.yaml").write_text(json.dumps({"seed": 0}))
     with refused("config.yaml", "row"):
         read_runs(directory)
+
+
+def test_the_process_of_a_failed_run_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while its kernels run, it may take the other runs on a shared GPU with it."""
+    codes: list[int | None] = []
+    stop = engine._Worker.stop
+
+    def note_and_stop(worker: engine._Worker) -> None:
+        codes.append(worker._process.exitcode)
+        stop(worker)
+
+    monkeypatch.setattr(engine._Worker, "stop", note_and_stop)
+    events: list[engine.Event] = []
+    engine.run_local([job(tmp_path / "er-0", "methods.er.lr=1e30")], 1, events.append)
+    assert events[-1].kind == "failed"
+    assert codes[0] == 0

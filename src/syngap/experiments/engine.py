@@ -38,6 +38,7 @@ __all__ = [
 
 HUNG_AFTER = 1800.0  # seconds: longer than any step, and short of a night
 _LOOK_EVERY = 1.0  # seconds
+_RETIRES_WITHIN = 20.0  # seconds for a process to end by itself
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError", "can't allocate memory", "bad_alloc")
@@ -189,7 +190,7 @@ class _Worker:
             event = self._failed(f"its process died ({why})", hint)
         else:
             if event.kind == "failed":  # it may be unfit for more: an error of CUDA stays
-                self.stop()
+                self.retire()
                 self._start()
         on_event(event)
         return event if event.kind in ("done", "failed") else None
@@ -217,7 +218,14 @@ class _Worker:
         self._start()
         return Event(self.job, "failed", message=why + hint)
 
+    def retire(self) -> None:
+        """Let the process end by itself: killed, it may take others on the same GPU with it."""
+        self.connection.close()
+        self._process.join(_RETIRES_WITHIN)
+        self.stop()
+
     def stop(self) -> None:
+        """End the process at once."""
         self._process.kill()
         self._process.join()
         self.connection.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +13,9 @@ from torch import Tensor, nn
 
 from syngap.errors import UserError
 
-__all__ = ["Average"]
+__all__ = ["Average", "warn_if_long"]
+
+_OLD_SHARE = 0.2  # how much of an average may be from before the task that just ended
 
 
 class Average:
@@ -66,6 +71,11 @@ class Average:
         torch._foreach_mul_(ahead, share)
         torch._foreach_add_(slow, ahead)
 
+    @property
+    def weight(self) -> Tensor:
+        """1 - αⁿ after n steps: which part of its span the average has seen."""
+        return self._weight
+
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged network, and how many steps it stands for."""
         return {"model": self.model.state_dict(), "weight": self._weight}
@@ -74,6 +84,37 @@ class Average:
         """Restore what `state_dict` gave."""
         self.model.load_state_dict(state["model"])
         self._weight.copy_(state["weight"])
+
+
+def warn_if_long(retention: float, ends: Sequence[int], option: str = "average") -> None:
+    """Warn where an average spans so many steps that it lags behind a whole task.
+
+    After a task of n steps, α^n of the average is still of weights from before it. A method does
+    not know n; who knows both the stream and the configuration calls this.
+
+    Args:
+        retention: α; 0 is no average.
+        ends: how many steps are done when each task ends.
+        option: how the message names it.
+
+    Examples:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_if_long(0.99, [395, 790])  # 2 % is from before the task
+        ...     warn_if_long(0.99, [137, 274])
+        >>> [str(warning.message).split(":")[1] for warning in caught]
+        [' 0.99 is long for tasks of 137 steps']
+    """
+    steps = min(end - start for start, end in zip([0, *ends[:-1]], ends, strict=True))
+    old = retention**steps
+    if old > _OLD_SHARE:
+        shorter = math.floor(1000 * _OLD_SHARE ** (1 / steps)) / 1000
+        warnings.warn(
+            f"{option}: {retention} is long for tasks of {steps} steps: {100 * old:.0f} % of the "
+            "average is from before the newest task, which may be judged too early; "
+            f"compare with {shorter} or less",
+            stacklevel=2,
+        )
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

@@ -78,7 +78,21 @@ class Learner:
 
     def predict(self, x: Tensor) -> Tensor:
         """Return float32 logits for learning: augmented, in training mode."""
-        return self._forward(self._prepare(x.to(self.device), self._augmentation), self.model)
+        return self.forward(self.augment(x))
+
+    def augment(self, x: Tensor) -> Tensor:
+        """Return stored samples as the network sees them for learning; every call draws anew."""
+        return self._prepare(x.to(self.device), self._augmentation)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        """Return float32 logits of samples that `augment` returned, in training mode."""
+        return self._forward(seen, self.model)
+
+    @torch.no_grad()
+    def forward_average(self, seen: Tensor) -> Tensor:
+        """Return the averaged network's logits of such samples: evaluation mode, no gradient."""
+        assert self.average is not None
+        return self._forward(seen, self.average.model)
 
     @property
     def judged(self) -> nn.Module:

@@ -47,6 +47,10 @@ class Method:
         """Return what is to become small; gradients are zero when it is called."""
         return cross_entropy(self.learner.predict(batch.x), batch.y)
 
+    def objective(self, batch: Batch) -> Tensor:
+        """Return the loss, and what options that methods share add to it."""
+        return self.loss(batch)
+
     def step(self, batch: Batch) -> None:
         """Learn from one batch, then do what comes between two."""
         self.learn(batch)
@@ -55,7 +59,7 @@ class Method:
     def learn(self, batch: Batch) -> None:
         """Learn from one batch. On a GPU this may be captured once and replayed from then on."""
         self.optimizer.zero_grad()
-        self.backward(self.loss(batch))
+        self.backward(self.objective(batch))
         self.adjust()
         self.optimizer.step()
         self.learner.follow()

@@ -1,0 +1,340 @@
+"""A teacher on replay: its formula in plain loops, what it sees, and what it leaves alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_identical
+from learning import learner, pictures
+from oracle import Options, Oracle, gradient, log_probability, trainable
+from test_methods import (
+    CLASSES,
+    Draws,
+    Plain,
+    arriving,
+    assert_same_weights,
+    descend,
+    double_network,
+    draws,  # noqa: F401  (a fixture)
+    key,
+    mean_cross_entropy,
+    seen,
+)
+from torch import Tensor, nn
+
+from syngap import methods
+from syngap.errors import UserError
+from syngap.methods import Learner, Method
+from syngap.methods.average import Average, warn_if_long
+from syngap.methods.teacher import Teacher
+from syngap.streams import Batch
+
+RETENTION, STRENGTH, RATE, REPLAY = 0.6, 0.4, 0.2, 4
+REPLAYING = ["er", "er_ace", "derpp", "syngap"]
+
+
+# The definition, in plain loops -------------------------------------------------------------------
+
+
+class Precise(Learner):
+    """In float64, where the library's own rounds logits to float32."""
+
+    def _forward(self, x: Tensor, model: nn.Module) -> Tensor:
+        logits: Tensor = model(x)
+        return logits
+
+
+class PreciseAverage(Average):
+    """In float64, where the library's own rounds the newest weights' share to float32."""
+
+    def __init__(self, model: nn.Module, retention: float) -> None:
+        super().__init__(model, retention)
+        self.source, self.path, self.retention = model, [], retention
+
+    def follow(self) -> None:
+        self.path.append(copied(self.source))
+        self._weight.mul_(self.retention).add_(1 - self.retention)
+        with torch.no_grad():
+            for name, value in self.model.named_parameters():
+                value.copy_(averaged(self.path, self.retention)[name])
+
+
+def copied(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def averaged(path: list[dict[str, Tensor]], retention: float) -> dict[str, Tensor]:
+    """Σ α^(n-i) θᵢ / Σ α^(n-i)."""
+    shares = [retention ** (len(path) - 1 - step) for step in range(len(path))]
+    return {
+        name: sum(share * at[name] for share, at in zip(shares, path, strict=True)) / sum(shares)
+        for name in path[0]
+    }
+
+
+def mean_squared_error(now: Tensor, then: Tensor) -> Tensor:
+    squares = [(a - b) ** 2 for a, b in zip(now.flatten(), then.flatten(), strict=True)]
+    return torch.stack(squares).sum() / len(squares)
+
+
+def mean_divergence(now: Tensor, then: Tensor) -> Tensor:
+    """Mean over samples of Σ p (log p - log q), p being the average's."""
+    total = torch.zeros((), dtype=now.dtype)
+    for new, old in zip(now, then, strict=True):
+        for label in range(CLASSES):
+            log_p, log_q = log_probability(old, label), log_probability(new, label)
+            total = total + log_p.exp() * (log_p - log_q)
+    return total / len(now)
+
+
+DIVERGENCES = {"mse": mean_squared_error, "kl": mean_divergence}
+
+
+class ByHand:
+    """A method's loss with its teacher's pull, one sample after the other, in float64."""
+
+    def __init__(self, name: str, loss: str, on: str) -> None:
+        self.name, self.on = name, on
+        self.divergence: Callable[[Tensor, Tensor], Tensor] = DIVERGENCES[loss]
+        self.model, self.average = double_network(), double_network()
+        self.path: list[dict[str, Tensor]] = []
+        self.said: dict[tuple[int, ...], Tensor] = {}
+        self.pulled = 0.0
+
+    def loss(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
+        own = self.own_loss(batch, drawn)
+        if 1 - RETENTION ** len(self.path) < 0.5:
+            return own
+        return own + STRENGTH * self.pull(batch, drawn)
+
+    def pull(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
+        taught = [*([batch.x] if self.on == "all" else []), *(past["x"] for past in drawn)]
+        if not taught:
+            return torch.zeros((), dtype=torch.float64)
+        x = seen(torch.cat(taught))
+        pull = self.divergence(self.model(x), self.average(x).detach())
+        self.pulled += pull.item()
+        return pull
+
+    def own_loss(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> Tensor:
+        logits = self.model(seen(batch.x))
+        if self.name == "er_ace":
+            present = sorted(set(batch.y.tolist()))
+            loss = mean_cross_entropy(logits, batch.y, among=present)
+            for past in drawn:
+                loss = loss + mean_cross_entropy(self.model(seen(past["x"])), past["y"])
+            return loss
+        if self.name == "derpp":
+            loss = mean_cross_entropy(logits, batch.y)
+            if drawn:
+                stored = torch.stack([self.said[key(x)] for x in drawn[0]["x"]])
+                loss = loss + 0.1 * mean_squared_error(self.model(seen(drawn[0]["x"])), stored)
+                replayed = self.model(seen(drawn[1]["x"]))
+                loss = loss + 0.5 * mean_cross_entropy(replayed, drawn[1]["y"])
+            self.said.update({key(x): row.detach() for x, row in zip(batch.x, logits, strict=True)})
+            return loss
+        x, y = self.together(batch, drawn)
+        return mean_cross_entropy(self.model(seen(x)), y)
+
+    def together(self, batch: Batch, drawn: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        return (
+            torch.cat([batch.x, *(past["x"] for past in drawn)]),
+            torch.cat([batch.y, *(past["y"] for past in drawn)]),
+        )
+
+    def follow(self) -> None:
+        self.path.append(copied(self.model))
+        with torch.no_grad():
+            for name, value in self.average.named_parameters():
+                value.copy_(averaged(self.path, RETENTION)[name])
+
+
+def taught(name: str, pupil: Learner, **options: Any) -> Method:
+    options = {"lr": RATE, "buffer": 8, "replay": REPLAY, "average": RETENTION} | options
+    method = methods.registry.get(name)(pupil, **{"teacher": STRENGTH} | options)
+    assert isinstance(method, Method)
+    return method
+
+
+@pytest.mark.parametrize("on", ["replay", "all"])
+@pytest.mark.parametrize("loss", DIVERGENCES)
+@pytest.mark.parametrize("name", REPLAYING)
+def test_a_teacher_adds_strength_times_the_divergence_from_the_average(
+    name: str,
+    loss: str,
+    on: str,
+    draws: Draws,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("syngap.methods.descent.Average", PreciseAverage)
+    gate: dict[str, Any] = {"retention": 0.8, "consolidation": 0.3, "damping": 1e-6}
+    own: dict[str, Any] = {"lr": RATE}
+    if name == "syngap":
+        own = {"lr": 4 * RATE, "estimator": "empirical", "every": 1, **gate}
+    pupil = Precise(double_network(), lambda x, _: seen(x))
+    method = taught(name, pupil, teacher_loss=loss, teacher_on=on, **own)
+    hand = ByHand(name, loss, on)
+    rule = Oracle(
+        hand.model,
+        dict.fromkeys(trainable(hand.model), Options(own["lr"], ambient=0.01, **gate)),
+        estimator="empirical",
+    )
+    update = Plain(RATE)
+    for batch in [*arriving(3, [0, 2]), *arriving(8, [1, 3])[3:]]:
+        method.step(batch)
+        drawn = [past for past in draws.found if past]
+        draws.found.clear()
+        if name == "syngap":
+            x, y = hand.together(batch, drawn)
+            rule.observe(seen(x), y, torch.ones_like(y, dtype=torch.bool))
+            rule.step([hand.loss(batch, drawn)])
+        else:
+            descend(hand.model, gradient(hand.loss(batch, drawn), hand.model), update)
+        hand.follow()
+    assert hand.pulled > 0.01, "the teacher never disagreed, so nothing was compared"
+    assert_same_weights(pupil.model, hand.model)
+    assert_same_weights(pupil.judged, hand.average)
+
+
+# What the teacher sees ----------------------------------------------------------------------------
+
+
+def watched(module: nn.Module) -> list[Tensor]:
+    """What a network is given from now on, call by call."""
+    given: list[Tensor] = []
+    module.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach().clone()))
+    return given
+
+
+@pytest.mark.parametrize("on", ["replay", "all"])
+@pytest.mark.parametrize("name", REPLAYING)
+def test_the_teacher_sees_the_same_augmented_samples_as_the_network(name: str, on: str) -> None:
+    stream = pictures()
+    assert stream.transform.augments
+    pupil = learner(stream)
+    method = taught(name, pupil, teacher_on=on)
+    network, teacher = watched(pupil.model), watched(pupil.judged)
+    for step in range(5):
+        method.step(stream[step])
+    lengths = [len(stream[step].y) for step in range(5)]
+    expected = [x if on == "all" else x[n:] for x, n in zip(network, lengths, strict=True)]
+    assert_identical(teacher, [x for x in expected if len(x)])
+    assert len(teacher) == (5 if on == "all" else 4)  # nothing is replayed in the first step
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_teacher_judges_in_evaluation_mode_without_gradient_in_the_same_precision(
+    precision: Any,
+) -> None:
+    stream = pictures()
+    pupil = learner(stream, precision=precision)
+    method = taught("er", pupil)
+    modes: list[tuple[bool, bool, torch.dtype]] = []
+    for model in (pupil.model, pupil.judged):
+        model[-1].register_forward_hook(
+            lambda layer, _, logits: modes.append(
+                (layer.training, logits.requires_grad, logits.dtype)
+            )
+        )
+    method.step(stream[0])
+    method.step(stream[1])
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert modes == [(True, True, kind), (True, True, kind), (False, False, kind)]
+    assert all(p.grad is None and not p.requires_grad for p in pupil.judged.parameters())
+
+
+def test_the_teacher_draws_no_random_numbers_of_its_own() -> None:
+    """So a strength that is next to nothing learns next to the same."""
+    stream, states = pictures(), []
+    for strength in (0.0, 1e-12):
+        torch.manual_seed(7)
+        pupil = learner(stream)
+        method = taught("er", pupil, teacher=strength)
+        for step in range(8):
+            method.step(stream[step])
+        states.append((pupil.model.state_dict(), torch.get_rng_state(), pupil.state_dict()))
+    for one, other in zip(states[0][0].values(), states[1][0].values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    assert_identical(states[0][1], states[1][1])
+    assert_identical(states[0][2]["augmentation"], states[1][2]["augmentation"])
+
+
+# What it needs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*REPLAYING, "ewcpp"])
+def test_a_teacher_without_an_average_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"teacher: got 0\.4 without an average.*set average"):
+        taught(name, learner(pictures()), average=0.0)
+
+
+@pytest.mark.parametrize("name", [*REPLAYING, "ewcpp"])
+def test_a_teacher_on_replay_without_a_memory_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"teacher: got 0\.4 on replay with buffer 0.*all"):
+        taught(name, learner(pictures()), buffer=0)
+    method = taught(name, learner(pictures()), buffer=0, teacher_on="all")
+    method.step(pictures()[0])
+
+
+def test_a_state_from_before_there_were_teachers_still_fits() -> None:
+    """Checkpoints of earlier versions hold every attribute that ER had, and no teacher."""
+    method = taught("er", learner(pictures()), teacher=0.0)
+    assert set(method.state_dict()) == {"learner", "optimizer", "memory", "replay"}
+
+
+def test_a_step_that_is_undone_leaves_nothing_with_the_teacher() -> None:
+    stream = pictures()
+    method = taught("er", learner(stream))
+    method.loss(stream[0])  # type: ignore[attr-defined]
+    method.undo()
+    with pytest.raises(RuntimeError, match=r"calls self\.predict"):
+        method.teacher.pull(0)  # type: ignore[attr-defined]
+
+
+# Averages that are long for their tasks -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("retention", "ends", "share"),
+    [(0.99, [137, 274], "25"), (0.99, [400, 479, 900], "45"), (0.999, [395, 790], "67")],
+)
+def test_an_average_that_lags_behind_a_whole_task_warns_once_and_says_what_fits(
+    retention: float, ends: list[int], share: str
+) -> None:
+    with pytest.warns(UserWarning, match=rf"methods.er.average: {retention} .*{share} %") as found:
+        warn_if_long(retention, ends, "methods.er.average")
+    assert len(found) == 1
+    fitting = float(str(found[0].message).split("compare with ")[1].split()[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_long(fitting, ends)
+
+
+@pytest.mark.parametrize(
+    ("retention", "ends"), [(0.99, [395, 790]), (0.999, [3950]), (0.0, [1, 2])]
+)
+def test_an_average_that_fits_its_tasks_does_not_warn(retention: float, ends: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_long(retention, ends)
+
+
+def test_a_young_average_whose_logits_overflow_does_not_teach() -> None:
+    """The running statistics of a new network can make them infinite."""
+    stream = pictures()
+    made = learner(stream)
+    made.average = Average(made.model, 0.9)
+    made.follow()
+    with torch.no_grad():
+        for parameter in made.average.model.parameters():
+            parameter.fill_(torch.inf)
+    teacher = Teacher(made, 1.0, "mse", "all")
+    teacher.predict(stream[0].x)
+    pull = teacher.pull(arriving=0)
+    pull.backward()
+    assert pull.item() == 0.0
+    assert all(bool((p.grad == 0).all()) for p in made.parameters() if p.grad is not None)
