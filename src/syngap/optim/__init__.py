@@ -11,9 +11,10 @@ Where to find what:
 - `plasticity`: the mask Ω and the mean importance μ; `basis`: the coordinates of importance
 - `update`: the arithmetic of a step; `fused`: as one kernel on a GPU; `compact`: importance in two
   bytes
-- `defaults`, `checks`, `errors`, `notices`: values, what is accepted, errors, warnings
-- `consolidation`, `state_transfer`, `summary`: inputs without labels, states from checkpoints and
-  of grown parameters, numbers to log
+- `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`: what a
+  state may hold that is loaded; `errors`, `notices`: errors and warnings
+- `consolidation`, `state_transfer`, `summary`: inputs without labels, states restored and of grown
+  parameters, numbers to log
 - `rotation`: weights along directions, for pre-trained models; `ballistic`: a baseline
 """
 

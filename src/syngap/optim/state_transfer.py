@@ -1,4 +1,4 @@
-"""States from elsewhere: of a checkpoint, and of a parameter that grew."""
+"""States restored from a checkpoint, and those of a parameter that grew."""
 
 from __future__ import annotations
 
