@@ -19,7 +19,7 @@ from networks import resnet18
 from torch import Tensor, nn
 
 from syngap import SynGAP
-from syngap.optim.observation import Observation
+from syngap.optim.fisher import Observation
 
 BYTES, INNER, ROUNDS = 24, 10, 15
 SIZES = {"1 M": 1 << 20, "11 M": 11 << 20, "100 M": 100 << 20, "1 B": 1000 << 20}
@@ -51,7 +51,7 @@ def stepping(parameters: list[nn.Parameter], fused: bool | None) -> Callable[[],
     observation = Observation.of_scores(scores, 64, 1.0)
 
     def once() -> None:
-        optimizer._observation = observation  # as observe would have left it
+        optimizer.gate.observation = observation  # as observe would have left it
         optimizer.step()
 
     return once

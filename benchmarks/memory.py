@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from syngap import SynGAP
+from syngap.optim import GatedOptimizer
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 RATE = 0.01
@@ -73,7 +74,7 @@ def row(name: str, batch: int, device: torch.device) -> list[str]:
     def learn() -> None:
         logits = model(x)
         loss = cross_entropy(logits, y)
-        if isinstance(optimizer, SynGAP):
+        if isinstance(optimizer, GatedOptimizer):
             optimizer.observe(logits)
         loss.backward()
 
@@ -91,7 +92,7 @@ def row(name: str, batch: int, device: torch.device) -> list[str]:
     importance = size(t for key, t in state if key == "importance")
     other = size(t for key, t in state) - importance
     kept = size(params) + importance + other
-    extra = observed if isinstance(optimizer, SynGAP) else 0
+    extra = observed if isinstance(optimizer, GatedOptimizer) else 0
     columns = [size(params), gradients, importance, other, extra, step, kept + whole]
     each = (importance + other) / sum(param.numel() for param in params)
     return [name, f"{each:.1f}", *(f"{value / 1e6:.0f}" for value in columns)]

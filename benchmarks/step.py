@@ -12,7 +12,7 @@ from measure import in_turns, machine, table
 from networks import resnet18
 
 from syngap import SynGAP
-from syngap.optim.observation import Observation
+from syngap.optim.fisher import Observation
 
 PEER = "Adam, fused"
 
@@ -37,7 +37,7 @@ def timed(optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> Calla
 
     def run() -> float:
         if isinstance(optimizer, SynGAP):  # as observe would have left it
-            optimizer._observation = Observation.of_scores(scores, 64, 1.0)
+            optimizer.gate.observation = Observation.of_scores(scores, 64, 1.0)
         start = time.perf_counter()
         step()
         return time.perf_counter() - start

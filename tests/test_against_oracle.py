@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from syngap import SynGAP
-from syngap.optim.importance import sample_labels
+from syngap.optim.scores import sample_labels
 
 STEPS = 30
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syngap import SynGAP
 from syngap.optim.distributed import independent_draws, reduced
-from syngap.optim.importance import sample_labels
+from syngap.optim.scores import sample_labels
 
 # Each spawn takes two cores and has a time limit, so they run one after the other.
 pytestmark = [needs_gloo, pytest.mark.xdist_group("processes")]

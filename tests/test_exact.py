@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from syngap import SynGAP
 from syngap.optim import per_sample
-from syngap.optim.importance import sample_labels
+from syngap.optim.scores import sample_labels
 
 ROWS = 5
 # Said by torch, once a process, of an even kernel that keeps its input's size.

@@ -82,7 +82,7 @@ def test_other_strides_and_types_are_left_to_the_plain_step() -> None:
 
 
 def test_on_a_cpu_nobody_takes_it_unasked() -> None:
-    assert not fused.takes(work_of("scores", torch.contiguous_format))
+    assert not fused.applies(work_of("scores", torch.contiguous_format))
 
 
 def test_where_triton_cannot_compile_the_step_goes_on_and_says_why(
@@ -109,4 +109,4 @@ def test_where_triton_cannot_compile_the_step_goes_on_and_says_why(
 def test_options_on_a_device_are_left_to_the_plain_step() -> None:
     work = work_of("scores", torch.contiguous_format, weight_decay=torch.tensor(0.1))
     work.options["fused"] = True
-    assert not fused.takes(work)
+    assert not fused.applies(work)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, NAdam, Optimizer, RMSprop
 
 from syngap import SynGAP
-from syngap.optim import Ballistic, options
+from syngap.optim import Ballistic, checks
 from syngap.optim.errors import NotFiniteError
 
 NAN, INF, HUGE = math.nan, math.inf, 3e38
@@ -76,7 +76,7 @@ UNKNOWN = ("wrapped-adafactor", "wrapped-other")
 
 def learn(model: nn.Module, optimizer: SynGAP, steps: range) -> None:
     """Train, with labels for the one estimator that needs them."""
-    if optimizer._estimator.name != "empirical":
+    if optimizer.gate.estimator.name != "empirical":
         train(model, optimizer, steps)
         return
     for step in steps:
@@ -360,9 +360,9 @@ def test_a_rate_that_is_changed_in_its_tensor_is_looked_at_again() -> None:
 
 def test_options_are_checked_once_until_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    check = options._check_option
+    check = checks._check_option
     monkeypatch.setattr(
-        options, "_check_option", lambda name, value: (looked.append(name), check(name, value))
+        checks, "_check_option", lambda name, value: (looked.append(name), check(name, value))
     )
     model = network()
     optimizer = itself()(model)

@@ -190,20 +190,6 @@ def test_the_count_goes_where_the_optimizer_goes(make: Make) -> None:
     assert fresh.skipped == 0
 
 
-@every_maker
-def test_an_optimizer_that_was_pickled_before_steps_were_counted_begins_at_none(make: Make) -> None:
-    optimizer = make(network())
-    optimizer.__dict__.pop("_non_finite")
-    for group in (*optimizer.param_groups, optimizer.__dict__.get("_gate", {})):
-        group.pop("skipped", None)
-        group.pop("version", None)
-    state = {k: v for k, v in vars(optimizer).items() if not k.startswith("_optimizer")}
-    earlier = type(optimizer).__new__(type(optimizer))
-    earlier.__setstate__(state)
-    assert earlier.skipped == 0
-    assert all("version" in group for group in earlier.state_dict()["param_groups"])
-
-
 def test_logits_that_are_not_finite_name_the_step_and_a_rate_to_try() -> None:
     model = network()
     optimizer = SynGAP(model.parameters(), lr=40.0)

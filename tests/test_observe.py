@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 from syngap import SynGAP
-from syngap.optim.importance import sample_labels
+from syngap.optim.scores import sample_labels
 
 both_estimators = pytest.mark.parametrize("estimator", ["sampled", "exact"])
 

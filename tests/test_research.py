@@ -20,7 +20,7 @@ from syngap.methods.derpp import DERpp
 from syngap.methods.er import ER
 from syngap.methods.er_ace import ERACE
 from syngap.methods.syngap import SynGAP
-from syngap.optim.importance import sample_labels
+from syngap.optim.scores import sample_labels
 from syngap.options import checked, signature
 from syngap.streams import Batch
 from syngap.training.captured import Captured

@@ -158,7 +158,7 @@ def by_hand(model: Any, rows: list[Batch], accumulated: int, autocast: bool) -> 
 @pytest.fixture
 def unlikely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that depend on the logits alone, for two ways that draw in another order."""
-    monkeypatch.setattr("syngap.optim.importance.sample_labels", lambda some, _: some.argmin(-1))
+    monkeypatch.setattr("syngap.optim.scores.sample_labels", lambda some, _: some.argmin(-1))
 
 
 @pytest.mark.usefixtures("unlikely")

@@ -30,8 +30,8 @@ from syngap.experiments.folder import read_runs
 from syngap.experiments.formats import FORMAT
 from syngap.experiments.landscapes.surface import read_landscapes
 from syngap.experiments.plan import make_plan
-from syngap.optim import Ballistic
-from syngap.optim.states import VERSION
+from syngap.optim import Ballistic, GatedOptimizer
+from syngap.optim.state_transfer import VERSION
 from syngap.training import checkpoint
 
 EARLIER = Path(__file__).with_name("earlier")
@@ -236,7 +236,7 @@ def step(optimizer: Optimizer, model: nn.Module) -> None:
     torch.manual_seed(0)
     logits = model(torch.randn(4, 2))
     optimizer.zero_grad()
-    if isinstance(optimizer, SynGAP):
+    if isinstance(optimizer, GatedOptimizer):
         optimizer.observe(logits)
     nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
     optimizer.step()
@@ -259,7 +259,7 @@ def test_the_state_of_an_earlier_version_is_loaded_whole(kind: str, version: str
     assert {key: now[key] for key in then} == then
     assert now["version"] == VERSION
     step(optimizer, model)
-    if isinstance(optimizer, SynGAP):
+    if isinstance(optimizer, GatedOptimizer):
         assert optimizer.has_importance
         assert now["steps"] == 3
 

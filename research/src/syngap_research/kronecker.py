@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, unfold
 from syngap.methods.er import ER
 from syngap.methods.er_ace import ERACE
 from syngap.methods.learner import Learner
-from syngap.optim.importance import sample_labels
+from syngap.optim.scores import sample_labels
 from syngap.options import Count, Natural, NonNegative, Proportion, Retention
 
 __all__ = ["Kronecker", "KroneckerACE"]

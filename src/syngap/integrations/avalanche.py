@@ -9,7 +9,6 @@ the model too, and leaves the optimizer with parameters of the past: the plugin 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,8 +16,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim import SynGAP
-from syngap.optim.states import grown, require_growth
+from syngap.optim import GatedOptimizer, SynGAP
 
 # Before it is imported: an old one beside today's packages fails at that, and does not say why.
 if Version(version("avalanche-lib")) < Version("0.6"):
@@ -34,8 +32,6 @@ __all__ = ["SynGAPPlugin", "SynGAPReplay"]
 
 Predict: TypeAlias = Callable[[Any], Tensor | Distribution]
 States: TypeAlias = dict[Tensor, dict[str, Any]]
-
-_IMPORTANCE = ("importance", "mean", "turn")  # of a state; the rest of it is momentum
 
 
 class _Noted(NamedTuple):
@@ -100,8 +96,7 @@ class SynGAPPlugin(SupervisedPlugin):
     def _note(self, strategy: Any) -> None:
         optimizer = _optimizer_of(strategy)
         params = strategy.optimized_param_id or dict(strategy.model.named_parameters())
-        states = [dict(states) for states in optimizer._states()]
-        self._noted = _Noted(params, optimizer.state, states)
+        self._noted = _Noted(params, optimizer.state, optimizer.snapshot())
         if strategy.optimized_param_id is None:
             # Let Avalanche note the names too. Left to itself it does so later, resets the state,
             # and takes a head that grew in an evaluation for one more head.
@@ -112,26 +107,13 @@ class SynGAPPlugin(SupervisedPlugin):
         (params, state, before), self._noted = self._noted, None
         optimizer = _optimizer_of(strategy)
         now = dict(strategy.model.named_parameters())
-        pairs = [(old, now[name]) for name, old in params.items() if name in now]
-        is_reset = optimizer.state is not state
-        for states, noted in zip(optimizer._states(), before, strict=True):
-            for old, new in pairs:
-                kept = noted.get(old, {})
-                if is_reset:
-                    kept = {key: kept[key] for key in _IMPORTANCE if key in kept}
-                states.pop(old, None)
-                with suppress(ValueError):  # of another shape: it starts afresh
-                    if new is not old:
-                        require_growth(old, new, [noted])
-                        kept = grown(kept, old, new)
-                    if kept:
-                        states[new] = kept
+        replaced = [(old, now[name]) for name, old in params.items() if name in now]
+        optimizer.inherit(before, replaced, momentum=optimizer.state is state)
         names = {param: name for name, param in now.items()}
         for group in optimizer.param_groups:
             if "param_names" in group:  # Avalanche adds parameters, and leaves this list as it is
                 added = group["params"][len(group["param_names"]) :]
                 group["param_names"] += [names[param] for param in added]
-        optimizer._estimator.attach()
 
 
 class SynGAPReplay(SupervisedTemplate):
@@ -174,9 +156,9 @@ class SynGAPReplay(SupervisedTemplate):
         )
 
 
-def _optimizer_of(strategy: Any) -> SynGAP:
+def _optimizer_of(strategy: Any) -> GatedOptimizer:
     optimizer = strategy.optimizer
-    if not isinstance(optimizer, SynGAP):
+    if not isinstance(optimizer, GatedOptimizer):
         raise TypeError(
             f"SynGAPPlugin needs a strategy whose optimizer is SynGAP(model.parameters(), lr=...) "
             f"or SynGAP.wrap(...), got {type(optimizer).__name__}"

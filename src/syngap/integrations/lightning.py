@@ -21,7 +21,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from syngap.optim import SynGAP
+from syngap.optim import GatedOptimizer
 
 __all__ = ["SynGAPCallback"]
 
@@ -43,6 +43,7 @@ class SynGAPCallback(Callback):
             `log_every_n_steps` says.
 
     Examples:
+        >>> from syngap import SynGAP
         >>> class Classifier(LightningModule):
         ...     def __init__(self):
         ...         super().__init__()
@@ -63,10 +64,10 @@ class SynGAPCallback(Callback):
     def __init__(self, output_of: str | None = None, *, summaries: bool = True) -> None:
         self.output_of = output_of
         self.summaries = summaries
-        self._optimizers: list[SynGAP] = []
-        self._silent: set[SynGAP] = set()  # the ones of which no observation is known
+        self._optimizers: list[GatedOptimizer] = []
+        self._silent: set[GatedOptimizer] = set()  # the ones of which no observation is known
         # Observations, until the backward pass, and whose they are.
-        self._waiting: list[tuple[SynGAP, Callable[[], None]]] = []
+        self._waiting: list[tuple[GatedOptimizer, Callable[[], None]]] = []
         self._drawn: dict[int, Tensor] = {}  # states of generators, from a checkpoint
         self._step = 0  # as the trainer counts: by optimizer
         self._batches = 0  # that ended in a step, by which Lightning logs
@@ -82,7 +83,7 @@ class SynGAPCallback(Callback):
         stand_ins = {
             one.optimizer: one
             for one in (given if isinstance(given, list) else [given])
-            if isinstance(one.optimizer, SynGAP)
+            if isinstance(one.optimizer, GatedOptimizer)
         }
         if not stand_ins:
             names = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
@@ -113,7 +114,7 @@ class SynGAPCallback(Callback):
         self._waiting.clear()
 
     def _connect(
-        self, optimizer: SynGAP, stand_in: LightningOptimizer, module: LightningModule
+        self, optimizer: GatedOptimizer, stand_in: LightningOptimizer, module: LightningModule
     ) -> None:
         """Lead what `self.optimizers()` returns to the optimizer itself.
 
@@ -126,7 +127,7 @@ class SynGAPCallback(Callback):
             self._afterwards.callback(delattr, stand_in, name)
 
     def _observe(
-        self, optimizer: SynGAP, module: LightningModule, *args: Any, **options: Any
+        self, optimizer: GatedOptimizer, module: LightningModule, *args: Any, **options: Any
     ) -> None:
         if self.output_of is not None:
             raise MisconfigurationException(
@@ -265,5 +266,5 @@ class SynGAPCallback(Callback):
         return {index: one for index, one in generators if one is not None}
 
 
-def _steps(optimizer: SynGAP) -> int:
+def _steps(optimizer: GatedOptimizer) -> int:
     return int(optimizer.param_groups[0]["steps"])

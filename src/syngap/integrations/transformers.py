@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 from transformers import Trainer
 
-from syngap.optim import SynGAP
+from syngap.optim import GatedOptimizer, SynGAP
 
 __all__ = ["SynGAPTrainer"]
 
@@ -56,14 +56,14 @@ class SynGAPTrainer(Trainer):
         self._observes = observe
         self._observed_at = -1  # the step that the last observation was for
         super().__init__(*args, **kwargs)
-        if self._gate_options and isinstance(self.optimizer, SynGAP):
+        if self._gate_options and isinstance(self.optimizer, GatedOptimizer):
             raise ValueError(
                 "the optimizer in optimizers= is a SynGAP already: give it the options of gate= "
                 "where it is made"
             )
 
     @property
-    def gate(self) -> SynGAP:
+    def gate(self) -> GatedOptimizer:
         """The SynGAP optimizer: for `summary()`, `plasticity()`, `importance()`."""
         gate = _gate_of(self.optimizer)
         if gate is None:
@@ -178,11 +178,12 @@ class SynGAPTrainer(Trainer):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse weights along directions for a model that has none, and the reverse."""
         names = [*load_result.missing_keys, *load_result.unexpected_keys]
-        turned = [name for name in names if ".parametrizations.weight." in name]
-        if turned:
+        rotated = [name for name in names if ".parametrizations.weight." in name]
+        if rotated:
             raise ValueError(
-                f"of checkpoint and model one is rotated ({turned[0]} and {len(turned) - 1} more): "
-                "rotate(model, ...) or unrotate(model) before the trainer gets it"
+                "of checkpoint and model one is rotated "
+                f"({rotated[0]} and {len(rotated) - 1} more): rotate(model, ...) or "
+                "unrotate(model) before the trainer gets it"
             )
         super()._issue_warnings_after_load(load_result)
 
@@ -191,10 +192,10 @@ class SynGAPTrainer(Trainer):
         return bool(generates and generates() and not self.model.config.is_encoder_decoder)
 
 
-def _gate_of(optimizer: Any) -> SynGAP | None:
+def _gate_of(optimizer: Any) -> GatedOptimizer | None:
     """Return the SynGAP optimizer that accelerate may have wrapped."""
     inner = getattr(optimizer, "optimizer", optimizer)
-    return inner if isinstance(inner, SynGAP) else None
+    return inner if isinstance(inner, GatedOptimizer) else None
 
 
 def _one_earlier(counts: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from syngap.optim.errors import NotFiniteError
-from syngap.optim.finite import NonFinite, spoilt
+from syngap.optim import NonFinite, NotFiniteError, nonfinite_gradients
 
 __all__ = ["Guard"]
 
@@ -53,7 +52,7 @@ class Guard:
 
     def saw_gradients(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
         """Raise where a gradient is not finite, if steps are skipped for that."""
-        if self.policy == "skip" and spoilt(parameters()):
+        if self.policy == "skip" and nonfinite_gradients(parameters()):
             raise NotFiniteError("the gradients")
 
     def finite_losses(self, wait: bool) -> int | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from syngap import seeds
 from syngap.methods.average import Average
 from syngap.methods.guard import Guard
-from syngap.optim.finite import NonFinite
+from syngap.optim import NonFinite
 
 __all__ = ["Learner", "NonFinite", "Precision"]
 

@@ -11,6 +11,7 @@ from syngap import optim
 from syngap.methods.descent import OptimizerName
 from syngap.methods.er import ER
 from syngap.methods.learner import Learner
+from syngap.optim import DEFAULTS
 from syngap.options import Count, Natural, NonNegative, Positive, Proportion, Retention
 
 __all__ = ["SynGAP"]
@@ -49,14 +50,14 @@ class SynGAP(ER):
         momentum: Retention = 0.0,
         weight_decay: NonNegative = 0.0,
         optimizer: OptimizerName = "sgd",
-        retention: Retention = 0.999,
-        consolidation: Proportion = 0.1,
-        damping: NonNegative = 1e-16,
-        ambient: NonNegative = 0.01,
+        retention: Retention = DEFAULTS.retention,
+        consolidation: Proportion = DEFAULTS.consolidation,
+        damping: NonNegative = DEFAULTS.damping,
+        ambient: NonNegative = DEFAULTS.ambient,
         scope: Literal["network", "tensor"] = "network",
         estimator: Literal["sampled", "exact", "empirical"] = "sampled",
-        every: Count = 16,
-        warmup: Natural = 200,
+        every: Count = DEFAULTS.every,
+        warmup: Natural = DEFAULTS.warmup,
         bounded: bool = True,
         compact: bool = False,
         **er: Any,
@@ -80,7 +81,7 @@ class SynGAP(ER):
             "generator": self.labels,
             "model": learner.model,
         }
-        self.optimizer: optim.SynGAP
+        self.optimizer: optim.GatedOptimizer
         if optimizer == "sgd":  # the same steps as wrap would take, with less traffic
             self.optimizer = optim.SynGAP(
                 learner.parameters(), capturable=learner.captured, **own, **gate

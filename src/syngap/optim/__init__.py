@@ -1,24 +1,44 @@
 """The optimizer: it needs torch and nothing else.
 
-Where to find what, in the order of a step:
+Where to find what:
 
-- `importance`: from a prediction to labels and scores; `exact` and `per_sample`: the same sample by
-  sample; `estimator`: which of them, and for whose processes (`distributed`, `sharded`)
-- `schedule`: at which steps; `observation`: what waits between `observe` and `step`
-- `syngap`: the class; `update`: the arithmetic of its step (`fused`: as one kernel on a GPU);
-  `means`: μ; `plasticity`: the mask
-- `wrapped`: the gate in front of another optimizer; `ballistic`: a baseline
-- `compact`: importance in two bytes
-- `finite`: gradients that are not; `errors`: what is raised then
-- `rotation`: weights along directions, for pre-trained models
-- `loading`: what a state may hold that is loaded; `options`: what the user may set
-- `consolidation`, `states`, `summary`, `precision`, `notices`: inputs without labels, states
-  restored and of grown parameters, numbers to log, types, warnings
+- `reference`: the paper's rule in a page, to be read first
+- `syngap`: gradient descent through a gate; `wrapped`: any other optimizer through one; `gated`:
+  what both have
+- `gate`: importance, when it is refreshed, and what it lets through
+- `fisher`: estimates of importance; `scores`: labels drawn from a prediction and their scores;
+  `exact` and `per_sample`: the same sample by sample; `distributed`, `sharded`: of many processes
+- `plasticity`: the mask Ω and the mean importance μ; `basis`: the coordinates of importance
+- `update`: the arithmetic of a step; `fused`: as one kernel on a GPU; `compact`: importance in two
+  bytes
+- `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`: what a
+  state may hold that is loaded; `errors`, `notices`: errors and warnings
+- `consolidation`, `state_transfer`, `summary`: inputs without labels, states restored and of grown
+  parameters, numbers to log
+- `rotation`: weights along directions, for pre-trained models; `ballistic`: a baseline
 """
 
 from syngap.optim.ballistic import Ballistic
+from syngap.optim.checks import NonFinite
+from syngap.optim.defaults import DEFAULTS, Defaults
+from syngap.optim.errors import NotFiniteError
+from syngap.optim.gated import GatedOptimizer
 from syngap.optim.plasticity import linear_plasticity, plasticity
 from syngap.optim.rotation import rotate, unrotate
 from syngap.optim.syngap import SynGAP
+from syngap.optim.update import nonfinite_gradients
 
-__all__ = ["Ballistic", "SynGAP", "linear_plasticity", "plasticity", "rotate", "unrotate"]
+__all__ = [
+    "DEFAULTS",
+    "Ballistic",
+    "Defaults",
+    "GatedOptimizer",
+    "NonFinite",
+    "NotFiniteError",
+    "SynGAP",
+    "linear_plasticity",
+    "nonfinite_gradients",
+    "plasticity",
+    "rotate",
+    "unrotate",
+]

@@ -17,11 +17,12 @@ quarter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["first_turn", "next_turn", "store", "store_lists"]
+__all__ = ["first_turn", "next_turn", "shared_turn", "store", "store_lists"]
 
 _GOLDEN_RATIO = -25033  # of 2**16, less one round: int16 wraps around
 _LARGEST = torch.finfo(torch.bfloat16).max
@@ -36,6 +37,16 @@ def first_turn(device: torch.device) -> Tensor:
 def next_turn(turn: Tensor) -> None:
     """Move on, on the device, so that a captured step does too."""
     turn.add_(_GOLDEN_RATIO)
+
+
+def shared_turn(states: Sequence[dict[str, Any]], moves: bool) -> Tensor:
+    """Let all take the turns of the first, so that one number moves all."""
+    turn: Tensor = states[0]["turn"]
+    for state in states:
+        state["turn"] = turn
+    if moves:
+        next_turn(turn)
+    return turn.int()
 
 
 def store(importance: Tensor, kept: Tensor, turn: Tensor) -> None:

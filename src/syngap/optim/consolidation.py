@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-__all__ = ["predictions"]
+__all__ = ["Predict", "Progress", "predictions"]
 
 Predict: TypeAlias = Callable[[Any], "Tensor | Distribution"]
 Progress: TypeAlias = Callable[[int, "int | None"], None]

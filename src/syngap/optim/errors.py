@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["NotFiniteError"]
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["NotFiniteError", "nonfinite_error", "nonfinite_gradients_error"]
+
+_NAMED = 3  # parameters in a message
+_SMALLER = 10.0  # by how much a rate to try is
 
 
 class NotFiniteError(FloatingPointError, ValueError):
@@ -10,3 +16,25 @@ class NotFiniteError(FloatingPointError, ValueError):
 
     It is raised before anything has changed.
     """
+
+
+def nonfinite_gradients_error(
+    step: int, names: Sequence[str], groups: Iterable[Mapping[str, Any]]
+) -> NotFiniteError:
+    """Return the error of a step whose gradients are not finite, for parameters of these names."""
+    listed = ", ".join(names[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return nonfinite_error(
+        f"the gradients of step {step} are not finite (of {listed}{more}): nothing has moved",
+        groups,
+    )
+
+
+def nonfinite_error(message: str, groups: Iterable[Mapping[str, Any]]) -> NotFiniteError:
+    """Return the error of a message, with what to do about it in an optimizer of these groups."""
+    rate = max((float(group["lr"]) for group in groups if "lr" in group), default=0)
+    numbers = f" (it is {rate:g}, try {rate / _SMALLER:g})" if rate else ""
+    return NotFiniteError(
+        f"{message}. A smaller lr may help{numbers}, or non_finite='skip', which leaves such steps "
+        "out and counts them"
+    )

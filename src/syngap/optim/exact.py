@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from syngap.optim.importance import SCALE, Prediction
+from syngap.optim.basis import wide
 from syngap.optim.per_sample import (
     Call,
     hold_statistics,
@@ -30,7 +30,7 @@ from syngap.optim.per_sample import (
     rule_of,
     uses_batch_statistics,
 )
-from syngap.optim.precision import wide
+from syngap.optim.scores import SCALE, Prediction
 
 __all__ = ["CallRecorder", "squared_scores"]
 
@@ -83,7 +83,7 @@ def squared_scores(
     A parameter falls back where no single call of a known module accounts for all its uses: the
     module is unknown or was used twice, the weight is shared or used as a function's argument, or
     the module's input does not have the batch first. Those get the square of their summed score
-    (see `importance`), which has the same expectation, from the same backward pass.
+    (see `scores`), which has the same expectation, from the same backward pass.
     """
     wanted = set(params)
     graph = _Graph(prediction.output, recorder)

@@ -21,7 +21,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from syngap.optim.update import Work
 
-__all__ = ["is_there", "takes", "update_large"]
+__all__ = ["applies", "has_triton", "update_large"]
 
 T = TypeVar("T")
 
@@ -31,12 +31,12 @@ _broken: list[str] = []  # why the kernel does not run here
 
 
 @cache
-def is_there() -> bool:
+def has_triton() -> bool:
     """Return whether Triton, which compiles the kernel, is installed."""
     return find_spec("triton") is not None
 
 
-def takes(work: Work) -> bool:
+def applies(work: Work) -> bool:
     """Return whether large tensors go through the kernel: on a GPU, where nothing forbids it.
 
     `fused=True` asks for it, `fused=False` and `foreach=True` for the foreach operations.
@@ -44,7 +44,7 @@ def takes(work: Work) -> bool:
     options, on_gpu = work.options, work.params[0].is_cuda
     asked = options.get("fused")
     if asked is None:
-        asked = options["foreach"] is None and on_gpu and is_there() and not _broken
+        asked = options["foreach"] is None and on_gpu and has_triton() and not _broken
     numbers = (options[name] for name in ("ambient", "weight_decay", "momentum"))
     can = work.turn is None and not options["differentiable"] and not torch.compiler.is_compiling()
     return bool(asked) and can and not any(isinstance(number, Tensor) for number in numbers)

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from syngap.optim import sharded
-from syngap.optim.importance import SCALE
-from syngap.optim.options import LARGEST_OPTION, is_number, is_of_torch
-from syngap.optim.precision import accumulator
-from syngap.optim.states import VERSION
+from syngap.optim.basis import accumulator, local
+from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
+from syngap.optim.scores import SCALE
+from syngap.optim.state_transfer import VERSION
 
 __all__ = [
     "Form",
@@ -36,7 +35,6 @@ __all__ = [
     "check_states",
     "forms_of",
     "match",
-    "names_of",
     "unchanged_on_error",
 ]
 
@@ -107,14 +105,13 @@ def forms_of(optimizer: Optimizer) -> Mapping[str, Form]:
 
 
 @contextmanager
-def unchanged_on_error(*optimizers: Optimizer) -> Iterator[None]:
-    """Give optimizers back the states and groups that they had, if loading others fails.
+def unchanged_on_error(groups: Sequence[dict[str, Any]], *owners: object) -> Iterator[None]:
+    """Give groups, and the optimizers and gates that own them, back what they had, on an error.
 
     Loading makes new states and leaves the old ones alone, so that it is enough to remember which
     they were, and which options the groups had.
     """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    kept = [(each, dict(each)) for each in (*map(vars, optimizers), *groups)]
+    kept = [(each, dict(each)) for each in (*map(vars, owners), *groups)]
     try:
         yield
     except BaseException:
@@ -227,16 +224,6 @@ def check_kind(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]
 
 def _kind(behind: object) -> str:
     return "SynGAP itself" if behind is None else f"SynGAP.wrap({behind})"
-
-
-def names_of(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
-    """Return the names that came with named parameters, else their numbers."""
-    names: dict[Tensor, str] = {}
-    for group in groups:
-        given = group.get("param_names", [None] * len(group["params"]))
-        for param, name in zip(group["params"], given, strict=True):
-            names[param] = str(len(names)) if name is None else name
-    return names
 
 
 # Options ------------------------------------------------------------------------------------------
@@ -373,7 +360,7 @@ def _check_form(where: str, whose: str, key: str, value: Any, param: Tensor, for
         largest = torch.finfo(torch.float16).max if form.signed else math.inf
     _check_range(f"{where} {whose}", value, largest, form.signed)
     if key == "importance":
-        total = sharded.local(value).sum(dtype=accumulator(param.dtype)).item()
+        total = local(value).sum(dtype=accumulator(param.dtype)).item()
         _check_bounds(f"{where} {whose}, in sum", total, total, largest, form.signed)
 
 
@@ -385,7 +372,7 @@ def _check_range(where: str, value: Tensor, largest: float, signed: bool) -> Non
     """Check all numbers of a tensor; of one that is sharded, those that this process holds."""
     if value.is_complex():
         raise ValueError(f"{where}: its numbers must be real, got {value.dtype}")
-    part = sharded.local(value.detach())
+    part = local(value.detach())
     if type(part) not in _PLAIN or part.is_quantized or not part.numel():
         return  # how to read those that other packages make is for them to say
     if part.is_floating_point() and part.dtype.itemsize == 1:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import sys
 import warnings
 
-__all__ = ["Notices"]
+__all__ = ["DISCARDED", "NEVER_OBSERVED", "Notices"]
+
+DISCARDED = (
+    "zero_grad() discarded what observe() took before any backward(): call observe() after "
+    "zero_grad() and before loss.backward()"
+)
+NEVER_OBSERVED = (
+    "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: call "
+    "observe(logits) after zero_grad() and before loss.backward(), or consolidate() once before "
+    "training; in a framework that owns the loop, use SynGAPCallback (Lightning), SynGAPTrainer "
+    "(Transformers) or SynGAPPlugin (Avalanche) of syngap.integrations"
+)
 
 _INSIDE = {"syngap", "torch", "contextlib"}
 
 
-class Notices:
-    """Remembers which warnings were given."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._given
+class Notices(set[str]):
+    """The topics that were warned of."""
 
     def warn(self, topic: str, message: str) -> None:
         """Warn of a topic, the first time that it comes up."""
-        if topic not in self._given:
-            self._given.add(topic)
+        if topic not in self:
+            self.add(topic)
             _warn_caller(message)
 
 

@@ -1,27 +1,32 @@
-"""How far a parameter may move, given how much it has mattered: pure functions of importance."""
+"""How far a parameter may move: the mask Ω of its importance, measured against the mean μ."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from syngap.optim.precision import wide
+from syngap.optim.basis import wide
+from syngap.optim.defaults import DEFAULTS
 
-__all__ = ["linear_plasticity", "plasticity"]
+__all__ = ["Means", "linear_plasticity", "plasticity"]
 
 # The largest arctanh of a float below one is 18.7; divided by this it still fits a float32.
 _SMALLEST_DAMPING = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+
+_MUCH_LARGER = 10.0
 
 
 def plasticity(
     importance: Tensor,
     mean: Tensor | float,
     *,
-    consolidation: float = 0.1,
-    damping: float = 1e-16,
-    ambient: float = 0.01,
+    consolidation: float = DEFAULTS.consolidation,
+    damping: float = DEFAULTS.damping,
+    ambient: float = DEFAULTS.ambient,
 ) -> Tensor:
     """Return the bounded mask Ω = 1 - tanh(c (F + λ)) + ε with c = arctanh(τ) / (μ + λ).
 
@@ -52,9 +57,9 @@ def linear_plasticity(
     importance: Tensor,
     mean: Tensor | float,
     *,
-    consolidation: float = 0.1,
-    damping: float = 1e-16,
-    ambient: float = 0.01,
+    consolidation: float = DEFAULTS.consolidation,
+    damping: float = DEFAULTS.damping,
+    ambient: float = DEFAULTS.ambient,
 ) -> Tensor:
     """Return the ablation 1 - c (F + λ) + ε: the same slope without the tanh, unbounded below.
 
@@ -92,3 +97,92 @@ def mask(
     else:
         argument.add_(1.0 + ambient)
     return argument.to(importance.dtype)
+
+
+def damping_notice(
+    groups: Sequence[dict[str, Any]], network: float, mean_of: Callable[[Tensor], Tensor]
+) -> str | None:
+    """Return what to say of a damping that is far above the mean importance, None if none is.
+
+    Args:
+        groups: the parameter groups.
+        network: the mean importance of the network.
+        mean_of: returns that of a parameter.
+    """
+    for group in groups:
+        least = network
+        if group["scope"] == "tensor":
+            own = [mean_of(param).item() for param in group["params"]]
+            least = min((mean for mean in own if mean > 0.0), default=0.0)
+        if 0.0 < least < group["damping"] / _MUCH_LARGER:  # at zero no damping would help
+            return (
+                f"damping {group['damping']:g} is far above the mean importance {least:g}, so "
+                "parameters get nearly the same plasticity and SynGAP is plain descent with a "
+                f"smaller step: set damping below {least / _MUCH_LARGER:g}"
+            )
+    return None
+
+
+class Means:
+    """The mean importance of each tensor and of the network, without a pass over importance.
+
+    The mean of an exponential average is the exponential average of the means, so it costs a few
+    numbers a step. They live in one vector, of which every parameter's state holds its element: one
+    operation advances all, and `state_dict` needs to know nothing of it.
+
+    Args:
+        params: the parameters that count.
+        states: their optimizer states, whose "mean" becomes an element of the vector.
+    """
+
+    def __init__(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
+        numel = max(1, sum(param.numel() for param in params))
+        kept = [state["mean"] for state in states] or [torch.zeros(())]
+        dtype = max((mean.dtype for mean in kept), key=lambda dtype: dtype.itemsize)
+        self.vector = torch.stack([mean.to(kept[0].device, dtype) for mean in kept])
+        self._shares = self.vector.new_tensor([param.numel() / numel for param in params] or [0.0])
+        self._elements = self.vector.unbind()[: len(states)]
+        for state, element in zip(states, self._elements, strict=True):
+            state["mean"] = element
+
+    def fits(self, states: Sequence[dict[str, Any]]) -> bool:
+        """Return whether these states, no more and no fewer, hold the elements of this vector."""
+        return len(states) == len(self._elements) and all(
+            state.get("mean") is element
+            for state, element in zip(states, self._elements, strict=True)
+        )
+
+    def advance(self, first: int, observed: Sequence[Tensor | None], keep: float) -> None:
+        """Let means from the `first` on follow what was observed of their parameters."""
+        like = self.vector
+        seen = [like.new_zeros(()) if mean is None else mean for mean in observed]
+        if any(mean.dtype != like.dtype or mean.device != like.device for mean in seen):
+            seen = [mean.to(like) for mean in seen]
+        part = self.vector[first : first + len(seen)]
+        part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
+
+    def follow(
+        self,
+        groups: Sequence[dict[str, Any]],
+        observed: Mapping[Tensor, Tensor],
+        keep: Callable[[dict[str, Any]], float],
+    ) -> None:
+        """Let the means follow the average that importance follows.
+
+        Args:
+            groups: the parameter groups, of which parameters that are frozen do not count.
+            observed: the mean of what was observed, by parameter.
+            keep: how much of its importance a group keeps.
+        """
+        first = 0
+        for group in groups:
+            means = [observed.get(param) for param in group["params"] if param.requires_grad]
+            if means:
+                self.advance(first, means, keep(group))
+            first += len(means)
+
+    def network(self) -> Tensor:
+        """Return the mean over all elements of all parameters."""
+        if len(self.vector) == 1:
+            return self.vector[0].clone()
+        return self.vector.dot(self._shares)

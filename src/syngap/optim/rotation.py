@@ -1,4 +1,4 @@
-"""Weights along directions in place of entries, so that a gate can close directions.
+"""Rotated weights (the K-FAC eigenbasis), so that a gate scales down important directions.
 
 A diagonal says little of weights that only matter together. For a linear layer y = W x the Fisher
 matrix is close to A ⊗ B (K-FAC), where A is the second moment of x and B that of the gradient of
@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from syngap.optim.basis import is_sharded, note_plain, note_rotated
 from syngap.optim.consolidation import Predict, Progress, predictions
-from syngap.optim.coordinates import note_plain, note_turned
-from syngap.optim.importance import Prediction, read_prediction, score_sums
-from syngap.optim.sharded import is_sharded
+from syngap.optim.scores import Prediction, read_prediction, score_sums
 
 __all__ = ["rotate", "unrotate"]
 
@@ -29,7 +28,7 @@ Call: TypeAlias = tuple[str, Tensor, Tensor]  # name, input, output
 
 
 class Rotation(nn.Module):
-    """W = V W′ Uᵀ; a side that is not turned has no matrix.
+    """W = V W′ Uᵀ; a side that is not rotated has no matrix.
 
     Args:
         outer: V, orthogonal, or None.
@@ -44,12 +43,12 @@ class Rotation(nn.Module):
         self.register_buffer("outer", outer)
         self.register_buffer("inner", inner)
 
-    def forward(self, turned: Tensor) -> Tensor:
+    def forward(self, rotated: Tensor) -> Tensor:
         """Return the layer's weight."""
-        return self._product(turned, back=True)
+        return self._product(rotated, back=True)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return the weight in the turned basis."""
+        """Return the weight in the rotated basis."""
         return self._product(weight, back=False)
 
     def _product(self, matrix: Tensor, *, back: bool) -> Tensor:
@@ -72,7 +71,7 @@ def rotate(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Turn the weights of linear layers into directions, by what they do for `inputs`.
+    """Rotate the weights of linear layers into the K-FAC eigenbasis of `inputs`.
 
     The model computes what it did, and its parameters are the same objects with other values, in
     another order (a bias before its weight); an optimizer that has not stepped yet works on
@@ -85,15 +84,15 @@ def rotate(
         model: has trainable `nn.Linear` layers, with weights in float32 or float64 (autocast is
             welcome).
         inputs: batches, or one tensor to be cut into batches, as for `SynGAP.consolidate`.
-        sides: turn "both" sides of a weight, or that of its "inputs" alone.
-        largest: a side of more rows is not turned; its matrix would have the square of them.
+        sides: rotate "both" sides of a weight, or that of its "inputs" alone.
+        largest: a side of more rows is not rotated; its matrix would have the square of them.
         batch_size: length of the batches cut from a tensor.
         predict: computes logits or a distribution from a batch in place of `model(batch)`.
         generator: source of the drawn labels (logits only: distributions draw by themselves).
         progress: called after each batch with the number done and, where known, of all.
 
     Returns:
-        The names of the layers that were turned.
+        The names of the layers that were rotated.
 
     Examples:
         >>> from syngap import SynGAP
@@ -108,7 +107,7 @@ def rotate(
     """
     if sides not in ("both", "inputs"):
         raise ValueError(f"sides must be 'both' or 'inputs', got {sides!r}")
-    layers = _turnable(model)
+    layers = _rotatable_layers(model)
     moments: dict[str, list[Tensor | None]] = {
         name: [_square(layer, side, largest, sides) for side in (0, 1)]
         for name, layer in layers.items()
@@ -142,10 +141,10 @@ def rotate(
             "matter may be taken to be free: give it more inputs",
             stacklevel=2,
         )
-    turns = {name: Rotation(*map(_directions, moments[name])) for name in seen}
-    for name, turn in turns.items():  # none before all are found
-        note_turned(layers[name].weight)
-        parametrize.register_parametrization(layers[name], "weight", turn)
+    rotations = {name: Rotation(*map(_directions, moments[name])) for name in seen}
+    for name, rotation in rotations.items():  # none before all are found
+        note_rotated(layers[name].weight)
+        parametrize.register_parametrization(layers[name], "weight", rotation)
     return seen
 
 
@@ -156,15 +155,15 @@ def unrotate(model: nn.Module) -> list[str]:
     would have momentum and importance of directions, so make a new one; SynGAP insists.
 
     Returns:
-        The names of the layers that were turned, none where the model was not.
+        The names of the layers that were rotated, none where the model was not.
     """
     found = []
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module, "weight"):
-            turns = list(module.get_submodule("parametrizations.weight").children())
-            if len(turns) > 1 and any(isinstance(turn, Rotation) for turn in turns):
+            rotations = list(module.get_submodule("parametrizations.weight").children())
+            if len(rotations) > 1 and any(isinstance(one, Rotation) for one in rotations):
                 raise ValueError(f"{name} has another parametrization with its rotation: remove it")
-            if isinstance(turns[0], Rotation):
+            if isinstance(rotations[0], Rotation):
                 # Copies of a module have its class in common, and would lose their weight with it.
                 kind = type(module)
                 module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
@@ -176,7 +175,7 @@ def unrotate(model: nn.Module) -> list[str]:
     return found
 
 
-def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
+def _rotatable_layers(model: nn.Module) -> dict[str, nn.Linear]:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("rotate the model before DDP wraps it, which gives all processes the same")
     owners: Counter[Tensor | None] = Counter()
@@ -196,12 +195,12 @@ def _turnable(model: nn.Module) -> dict[str, nn.Linear]:
         raise ValueError("the model is rotated already: unrotate(model), then rotate it again")
     if not linear:
         raise ValueError(
-            "the model has no nn.Linear, and others cannot be turned: use consolidate alone"
+            "the model has no nn.Linear, and others cannot be rotated: use consolidate alone"
         )
     if not found:
         raise ValueError(
             "every nn.Linear is frozen or shares its weight with another module, so there is none "
-            "to turn: unfreeze first, or use consolidate alone"
+            "to rotate: unfreeze first, or use consolidate alone"
         )
     for name, layer in found.items():
         if is_sharded(layer.weight):
@@ -262,8 +261,8 @@ def _directions(moment: Tensor | None) -> Tensor | None:
     """Return eigenvectors as columns."""
     if moment is None:
         return None
-    ways: Tensor = torch.linalg.eigh(moment.double()).eigenvectors
-    return ways.to(moment.dtype).contiguous()
+    vectors: Tensor = torch.linalg.eigh(moment.double()).eigenvectors
+    return vectors.to(moment.dtype).contiguous()
 
 
 @contextmanager

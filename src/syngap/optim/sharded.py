@@ -15,37 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syngap.optim.importance import SCALE, Prediction
+from syngap.optim.basis import is_sharded, local, redistributed
+from syngap.optim.scores import SCALE, Prediction
 
-__all__ = [
-    "is_sharded",
-    "local",
-    "local_gradient",
-    "named_parameters",
-    "sharded_scores",
-    "sum_over_shards",
-]
-
-_PLAIN = (Tensor, nn.Parameter)  # the usual case, at a tenth of the cost of a missing attribute
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds only a part of the tensor (FSDP2, tensor parallelism)."""
-    return type(tensor) not in _PLAIN and hasattr(tensor, "device_mesh")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds, sharing its memory."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def local_gradient(param: Tensor) -> Tensor | None:
-    """Return the gradient of the part of a parameter that this process holds."""
-    if param.grad is None or not is_sharded(param):
-        return param.grad
-    # Tensor parallelism may leave a sum over processes to whoever needs it.
-    param.grad = _laid_out_like(param, param.grad)
-    return local(param.grad)
+__all__ = ["named_parameters", "sharded_scores"]
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -88,32 +61,8 @@ def sharded_scores(
             scores.append(None)
         else:
             averaged_over = processes if param in whole else 1
-            scores.append(local(_laid_out_like(param, grad)).mul(averaged_over))
+            scores.append(local(redistributed(param, grad)).mul(averaged_over))
     return scores
-
-
-def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
-    """Complete each parameter's sum, of which a process knows the share of its shard."""
-    alike: dict[tuple[object, object], list[int]] = {}
-    for index, param in enumerate(params):
-        if is_sharded(param):
-            key = (param.device_mesh, param.placements)  # type: ignore[attr-defined]
-            alike.setdefault(key, []).append(index)
-    sums = list(sums)
-    for (mesh, placements), indices in alike.items():
-        stacked = torch.stack([sums[index] for index in indices])
-        for dim, placement in enumerate(placements):  # type: ignore[var-annotated,arg-type]
-            if not placement.is_replicate():
-                dist.all_reduce(stacked, group=mesh.get_group(dim))  # type: ignore[attr-defined]
-        for index, value in zip(indices, stacked.unbind(), strict=True):
-            sums[index] = value
-    return sums
-
-
-def _laid_out_like(param: Any, grad: Any) -> Any:
-    if not is_sharded(grad) or grad.placements == param.placements:
-        return grad
-    return grad.redistribute(param.device_mesh, param.placements)
 
 
 def _require_group(units: list[Any], params: Sequence[Tensor], processes: int) -> None:

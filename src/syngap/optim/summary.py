@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-__all__ = ["describe", "thinned"]
+from syngap.optim.basis import local, wide
+
+if TYPE_CHECKING:
+    from syngap.optim.gate import Gate
+
+__all__ = ["describe", "summarize", "thinned"]
 
 _QUANTILES = (0.05, 0.5, 0.95)
 _KEPT = 1024
 _GOLDEN_RATIO = (5**0.5 - 1) / 2  # its multiples spread evenly between 0 and 1, in no order
+
+
+def summarize(gate: Gate) -> dict[str, float]:
+    """Return means and quantiles of a gate's masks, overall and by tensor, and μ/λ."""
+    network = gate.network_mean()
+    names = gate.model_names() or gate.names()
+    values: dict[str, Tensor] = {"importance/mean": network}
+    parts = []
+    for group in gate.groups:
+        for param in group["params"]:
+            some = wide(thinned(local(gate.importance_of(param))))
+            mask = gate.mask(group, param, some, network).to(network)
+            values[f"importance/{names[param]}/mean"] = gate.mean_of(param)
+            values |= describe(f"plasticity/{names[param]}", [(mask, param.numel())])
+            if param.requires_grad:
+                parts.append((mask, param.numel()))
+    values |= describe("plasticity", parts)
+    numbers = torch.stack([value.to(network) for value in values.values()]).tolist()
+    summary: dict[str, float] = dict(zip(values, numbers, strict=True))
+    damping = max(group["damping"] for group in gate.groups)
+    ratio = summary["importance/mean"] / damping if damping else math.inf
+    return summary | {"importance/mean_over_damping": ratio}
 
 
 def thinned(values: Tensor) -> Tensor:

@@ -5,19 +5,20 @@ Large tensors on a GPU have a kernel of their own, in `fused`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from syngap.optim import fused
+from syngap.optim.basis import Entries, accumulator, local, local_gradient, sum_over_shards
 from syngap.optim.compact import store, store_lists
-from syngap.optim.plasticity import mask
-from syngap.optim.precision import accumulator
+from syngap.optim.plasticity import damping_and_slope, mask
 
-__all__ = ["Work", "fold", "masks", "portions", "update"]
+__all__ = ["Work", "fold", "masks", "nonfinite_gradients", "portions", "update"]
 
 _PIECE = 1 << 18
 _TOGETHER = 1 << 24  # numbers whose masks are in memory at a time, where operations take lists
@@ -29,7 +30,8 @@ class Work:
 
     Attributes:
         options: the parameter group.
-        params: the parameters (their local parts, where they are sharded).
+        whole: the parameters.
+        params: the parts of them that this process holds: themselves, unless they are sharded.
         grads: their gradients, None where there is none.
         importances: F, updated in place.
         slope: what F + damping is multiplied with: one number, or one a parameter.
@@ -40,11 +42,13 @@ class Work:
         weight: what the squares are multiplied with.
         keep: how much of F stays when something was observed.
         turn: where between two numbers F is rounded up, None where it is kept in full precision.
+        basis: the coordinates of F.
     """
 
     options: dict[str, Any]
     slope: Tensor
     damping: float
+    whole: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
     importances: list[Tensor] = field(default_factory=list)
@@ -54,6 +58,42 @@ class Work:
     weight: float = 1.0
     keep: float = 1.0
     turn: Tensor | None = None
+    basis: Entries = Entries()  # noqa: RUF009  # it has no state
+
+    @classmethod
+    def of(
+        cls,
+        group: dict[str, Any],
+        params: list[Tensor],
+        states: Sequence[dict[str, Any]],
+        network: Tensor,
+        basis: Entries,
+    ) -> Work:
+        """Lay out a step that observed nothing.
+
+        Args:
+            group: the parameter group.
+            params: some of its parameters, alike in device and type.
+            states: what the gate keeps of them.
+            network: the mean importance of the network.
+            basis: the coordinates of importance.
+        """
+        mean = network.to(params[0].device)
+        if group["scope"] == "tensor":
+            mean = torch.stack([state["mean"] for state in states]).to(mean.device)
+        damping, slope = damping_and_slope(
+            mean, group["consolidation"], group["damping"], group["bounded"]
+        )
+        return cls(
+            options=group,
+            slope=cast(Tensor, slope),
+            damping=damping,
+            whole=params,
+            params=[local(param) for param in params],
+            grads=[local_gradient(param) for param in params],
+            importances=[local(state["importance"]) for state in states],
+            basis=basis,
+        )
 
 
 def portions(work: Work) -> Iterator[list[int]]:
@@ -114,7 +154,7 @@ def update(work: Work) -> None:
         fold(work)
         _end_of_kernel()
         work = replace(work, values=[])
-    if fused.takes(work):
+    if (work.params[0].is_cuda or work.options.get("fused")) and fused.applies(work):
         work = fused.update_large(work)
     if not work.params:
         return
@@ -160,7 +200,7 @@ def _update_each(work: Work) -> None:
             grad = grad.add(param, alpha=options["weight_decay"])
         if options["momentum"]:
             grad = work.buffers[index].mul_(options["momentum"]).add_(grad)
-        masked = _mask(work, index).mul_(grad)
+        (masked,) = work.basis.scale([grad], [_mask(work, index)])
         if isinstance(lr, Tensor):
             param.sub_(masked.mul_(lr))
         else:
@@ -187,8 +227,7 @@ def _update_lists(work: Work) -> None:
         torch._foreach_add_(buffers, grads)
         grads = buffers
 
-    masked = _mask_lists(work, has_grad)
-    torch._foreach_mul_(masked, grads)
+    masked = work.basis.scale(grads, _mask_lists(work, has_grad))
     if isinstance(lr, Tensor):
         torch._foreach_mul_(masked, lr)
         torch._foreach_sub_(params, masked)
@@ -268,3 +307,31 @@ def _takes_lists(work: Work) -> bool:
         # On a CPU tensors are large against a call's overhead, and one at a time needs less memory.
         choice = work.params[0].is_cuda and not work.options.get("differentiable", False)
     return bool(choice)
+
+
+@torch.no_grad()
+def nonfinite_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parameters whose gradients are not finite, the same in every process.
+
+    One pass over the gradients, and one look. A norm that overflows is no proof, but then there is
+    time to look twice.
+
+    Examples:
+        >>> good, bad = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+        >>> good.grad, bad.grad = torch.tensor([1e30, 1e30]), torch.tensor([0.0, torch.nan])
+        >>> [param is bad for param in nonfinite_gradients([good, bad])]
+        [True]
+    """
+    with_gradient = [param for param in params if param.grad is not None]
+    grads = [grad for param in with_gradient if (grad := local_gradient(param)) is not None]
+    if not grads:
+        return []
+    norms = sum_over_shards(list(torch._foreach_norm(grads)), with_gradient)
+    first = norms[0]
+    if any(norm.dtype != first.dtype or norm.device != first.device for norm in norms):
+        norms = [norm.to(first) for norm in norms]
+    if math.isfinite(torch.stack(norms).sum().item()):
+        return []
+    counts = [(~grad.isfinite()).sum().to(first.dtype) for grad in grads]
+    counts = sum_over_shards(counts, with_gradient)
+    return [param for param, count in zip(with_gradient, counts, strict=True) if count > 0]

@@ -6,25 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.ballistic import Ballistic
-from syngap.optim.estimator import Estimator
-from syngap.optim.finite import NonFinite, check_policy
-from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
-from syngap.optim.options import (
+from syngap.optim.checks import (
     GATE_OPTIONS,
-    GroupCheck,
+    NonFinite,
     check_base_options,
-    check_counts,
     check_named,
+    check_nonfinite_policy,
     check_options,
     check_params,
 )
-from syngap.optim.schedule import Schedule
-from syngap.optim.states import VERSION
-from syngap.optim.syngap import SynGAP
+from syngap.optim.fisher import Estimator, Schedule
+from syngap.optim.gate import Gate, States
+from syngap.optim.gated import GatedOptimizer, with_counts
+from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
+from syngap.optim.state_transfer import VERSION
 from syngap.optim.update import Work, fold, masks, portions
 
 __all__ = ["WrappedSynGAP"]
@@ -33,12 +31,12 @@ _PREFIX = "base."
 _NOT_GATED: dict[type[Optimizer], str] = {
     torch.optim.LBFGS: "moves the parameters several times a step",
     torch.optim.SparseAdam: "takes sparse gradients",
-    SynGAP: "is gated already",
+    GatedOptimizer: "is gated already",
 }
 
 
-class WrappedSynGAP(SynGAP):
-    """What `SynGAP.wrap` returns: another optimizer's update, gated.
+class WrappedSynGAP(GatedOptimizer):
+    """What `SynGAP.wrap` returns: another optimizer whose update goes through a gate.
 
     The parameter groups are the base's own, with the gate's options beside its own ones, so that
     learning-rate schedulers reach both. A mask on the gradient would cancel in the normaliser of an
@@ -55,11 +53,11 @@ class WrappedSynGAP(SynGAP):
     def __init__(
         self,
         base: Optimizer,
-        defaults: dict[str, Any],
         estimator: Estimator,
         schedule: Schedule,
         compact: bool,
         non_finite: NonFinite | None,
+        options: dict[str, Any],
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(
@@ -69,6 +67,7 @@ class WrappedSynGAP(SynGAP):
         for kind, reason in _NOT_GATED.items():
             if isinstance(base, kind):
                 raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}, which {reason}")
+        defaults = with_counts(options, behind=type(base).__name__)
         own = {"version"} if isinstance(base, Ballistic) else set()  # means the same there
         taken = sorted((defaults.keys() & base.defaults.keys()) - own)
         if taken:
@@ -81,21 +80,30 @@ class WrappedSynGAP(SynGAP):
         for group in base.param_groups:
             check_options(defaults | group)
             check_params(group["params"])
-        check_policy(non_finite, any(g.get("capturable", False) for g in base.param_groups))
+        capturable = any(group.get("capturable", False) for group in base.param_groups)
+        check_nonfinite_policy(non_finite, capturable)
         self.base = base
-        self._configure(estimator, schedule, compact, non_finite)
-        self._gate = dict(defaults)
-        check_named([p for group in base.param_groups for p in group["params"]], estimator.names())
+        self._gate_options = defaults
+        params = [param for group in base.param_groups for param in group["params"]]
+        check_named(params, estimator.names())
+        rate = ("lr",) if all("lr" in group for group in base.param_groups) else ()
+        gate = Gate(
+            estimator,
+            schedule,
+            compact=compact,
+            non_finite=non_finite,
+            option_names=(*rate, *GATE_OPTIONS),
+        )
         # Takes the base's groups off its list and puts them back one by one.
-        Optimizer.__init__(self, base.param_groups, base.defaults | defaults)
+        super().__init__(gate, base.param_groups, base.defaults | defaults)
         self._is_made = True
-        self._coordinates.learn(self._params())  # in which the base may have stepped
+        gate.coordinates.learn(params)  # in which the base may have stepped
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The base's own groups, also after it loaded a state that knows nothing of the gate."""
         for group in self.base.param_groups:
-            for key, value in self._gate.items():
+            for key, value in self._gate_options.items():
                 group.setdefault(key, value)
         return self.base.param_groups
 
@@ -119,15 +127,15 @@ class WrappedSynGAP(SynGAP):
                 (_mask_gradients if _is_plain_descent(self.base, work) else _mask_update)(work)
                 for work in works
             ]
-            held = [(p, p.grad) for p in self._params() if not p.requires_grad]
-            for param, _ in held:
+            frozen = [(p, p.grad) for p in self._gate.params() if not p.requires_grad]
+            for param, _ in frozen:
                 param.grad = None  # a gradient from before it was frozen would still move it
             try:
                 self.base.step()
             finally:
                 for finish in finishers:
                     finish()
-                for param, grad in held:
+                for param, grad in frozen:
                     param.grad = grad
         return loss
 
@@ -137,7 +145,7 @@ class WrappedSynGAP(SynGAP):
             Optimizer.add_param_group(self, param_group)
             return
         check_options({**self.defaults, **param_group})
-        counts = {"steps": self._steps(), "skipped": self.skipped}
+        counts = {"steps": self.gate.steps, "skipped": self.skipped}
         options = self.defaults | counts | param_group
         self.base.add_param_group(options)
         self._check_last_group()
@@ -156,9 +164,8 @@ class WrappedSynGAP(SynGAP):
         The base's state is checked as the gate's is. Where the base is not one of `torch.optim`,
         its numbers have to be finite, and of the shapes that they have now, if they are there.
         """
-        with unchanged_on_error(self, self.base):
-            self._load(state_dict)
-        self._estimator.record(self.is_due())
+        with unchanged_on_error((), self.base):
+            super().load_state_dict(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         match(state_dict, self.param_groups)
@@ -176,7 +183,7 @@ class WrappedSynGAP(SynGAP):
             match(of_base, self.param_groups),
             self.base.state,
             forms_of(self.base),
-            self._known_names(),
+            self.gate.names(),
             _PREFIX,
         )
         self.base.load_state_dict(of_base)
@@ -184,28 +191,20 @@ class WrappedSynGAP(SynGAP):
             group["version"] = VERSION
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        check_options(options)
-        check_counts(options)
+        super()._check_options(options)
         check_base_options(self.base, options)
-
-    def _new_group_check(self) -> GroupCheck:
-        has_rate = all("lr" in group for group in self.base.param_groups)
-        return GroupCheck((*(("lr",) if has_rate else ()), *GATE_OPTIONS))
 
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""
-        own = {"base": self.base, "_gate": self._gate, "_is_made": True}
+        own = {"base": self.base, "_gate_options": self._gate_options, "_is_made": True}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` gave; the groups are the base's."""
         super().__setstate__({key: state[key] for key in state if key != "param_groups"})
 
-    def _states(self) -> Sequence[dict[Tensor, dict[str, Any]]]:
-        return [self.state, self.base.state]
-
-    def _keeps_momentum(self, group: dict[str, Any]) -> bool:
-        return False  # the base keeps its own
+    def _states(self) -> Sequence[States]:
+        return (self.state, self.base.state)
 
 
 def _is_plain_descent(base: Optimizer, work: Work) -> bool:
@@ -221,7 +220,7 @@ def _mask_gradients(work: Work) -> Callable[[], None]:
         known = [index for index in indices if work.grads[index] is not None]
         if known:
             parts = [grad for index in known if (grad := work.grads[index]) is not None]
-            torch._foreach_mul_(parts, masks(work, known))
+            work.basis.scale(parts, masks(work, known), in_place=True)
 
     def finish() -> None:
         if grads:
@@ -239,7 +238,7 @@ def _mask_update(work: Work) -> Callable[[], None]:
         for indices in portions(work):
             params, olds = ([each[index] for index in indices] for each in (work.params, held))
             torch._foreach_sub_(params, olds)
-            torch._foreach_mul_(params, masks(work, indices))
+            work.basis.scale(params, masks(work, indices), in_place=True)
             torch._foreach_add_(params, olds)
 
     return finish

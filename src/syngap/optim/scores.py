@@ -1,4 +1,4 @@
-"""Estimators of the Fisher diagonal, from the forward pass that the training loop already made.
+"""Labels drawn from a prediction, and their scores: the gradients of log p(y|x).
 
 The Fisher information of a prediction p(y | x) is E[(∇ log p(y|x))²] with y drawn from the
 prediction itself. Scores ∇ log p then have mean zero and are independent across predictions, so
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from syngap.optim.basis import wide
 from syngap.optim.errors import NotFiniteError
-from syngap.optim.precision import wide
 
 __all__ = [
     "SCALE",
@@ -29,6 +29,7 @@ __all__ = [
     "sample_labels",
     "score_sums",
     "suspect_classes_first",
+    "suspect_probabilities",
 ]
 
 # Half precision, anywhere between the parameters and the output, flushes small gradients to zero. A
@@ -304,6 +305,12 @@ def _makers(output: Tensor) -> list[str]:
         else:
             found.append(node.name())
     return found
+
+
+def suspect_probabilities(logits: Tensor) -> bool:
+    """Return whether rows are positive and sum to one, as what comes out of a softmax does."""
+    rows = logits.detach()
+    return bool(rows.numel() and (rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3)
 
 
 def require_graph(output: Tensor) -> None:

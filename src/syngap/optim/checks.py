@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from numbers import Real
-from operator import is_
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -18,11 +17,13 @@ __all__ = [
     "GATE_OPTIONS",
     "LARGEST_OPTION",
     "OWN_OPTIONS",
-    "GroupCheck",
+    "NonFinite",
     "check_base_options",
+    "check_changed_options",
     "check_compact",
     "check_counts",
     "check_named",
+    "check_nonfinite_policy",
     "check_number",
     "check_options",
     "check_own_options",
@@ -30,6 +31,8 @@ __all__ = [
     "is_number",
     "is_of_torch",
 ]
+
+NonFinite: TypeAlias = Literal["raise", "skip"]
 
 # A step in float32 multiplies and divides options further, and has room for 3e38.
 LARGEST_OPTION = 1e30
@@ -59,42 +62,31 @@ def check_own_options(options: dict[str, Any]) -> None:
     _check_kernels(options)
 
 
-class GroupCheck:
-    """Checks the options of parameter groups where they are used, if somebody changed them.
+def check_changed_options(
+    number: int, group: dict[str, Any], names: Sequence[str], passed: Sequence[Any]
+) -> None:
+    """Refuse options of a group that are out of range, by its number and their names.
 
-    A value that is the same object as at the last check has passed it, so that a step costs a few
-    comparisons of addresses. A tensor can change in place: on a CPU it is read again. On other
-    devices it is not, because a step never waits for the device.
+    A tensor can change in place: on a CPU it is read again. On other devices it is not, because a
+    step never waits for the device.
 
     Args:
+        number: of the group.
+        group: the parameter group.
         names: the options to check.
+        passed: their values at the last check, which need none; empty at the first.
     """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._passed: list[tuple[Any, ...]] = []
-
-    def __call__(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Refuse options that are out of range, by the number of their group and their name."""
-        if len(self._passed) != len(groups):
-            self._passed = [(object(),) * len(self._names)] * len(groups)
-        for number, group in enumerate(groups):
-            now, passed = tuple(map(group.get, self._names)), self._passed[number]
-            steps, skipped = group["steps"], group["skipped"]
-            are_counts = type(steps) is type(skipped) is int and steps >= 0 <= skipped
-            if are_counts and all(map(is_, now, passed)) and Tensor not in map(type, now):
-                continue
-            try:
-                check_counts(group)
-                for name, value, old in zip(self._names, now, passed, strict=True):
-                    on_device = isinstance(value, Tensor) and value.device.type != "cpu"
-                    if (value is not old or isinstance(value, Tensor)) and not on_device:
-                        _check_option(name, value)
-                if "foreach" in self._names:
-                    _check_kernels(group)
-            except ValueError as error:
-                raise ValueError(f"param_groups[{number}]: {error}") from None
-            self._passed[number] = now
+    try:
+        check_counts(group)
+        for place, name in enumerate(names):
+            value = group.get(name)
+            is_new = not passed or value is not passed[place]
+            if value.device.type == "cpu" if isinstance(value, Tensor) else is_new:
+                _check_option(name, value)
+        if "foreach" in names:
+            _check_kernels(group)
+    except ValueError as error:
+        raise ValueError(f"param_groups[{number}]: {error}") from None
 
 
 def check_number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:
@@ -150,6 +142,17 @@ def check_compact(compact: object) -> None:
         )
 
 
+def check_nonfinite_policy(policy: object, capturable: bool) -> None:
+    """Check what a step is to do about gradients that are not finite."""
+    if policy not in ("raise", "skip", None):
+        raise ValueError(f"non_finite must be 'raise', 'skip' or None, got {policy!r}")
+    if policy == "skip" and capturable:
+        raise ValueError(
+            "non_finite='skip' looks at the gradients of every step, and with capturable=True "
+            "nothing may be looked at: leave out one of them"
+        )
+
+
 def check_params(params: list[Tensor]) -> None:
     """Refuse parameters that have no Fisher diagonal of their own type."""
     for param in params:
@@ -184,7 +187,7 @@ def _check_kernels(options: dict[str, Any]) -> None:
     if options.get("fused"):
         if options["foreach"] or options["differentiable"]:
             raise ValueError("fused=True excludes foreach=True and differentiable=True")
-        if not fused.is_there():
+        if not fused.has_triton():
             raise ValueError("fused=True needs Triton, which is not installed")
 
 

@@ -1,10 +1,15 @@
-"""From a prediction to an observation: which labels, which pass, whose processes."""
+"""Estimates of the Fisher diagonal: from what labels, by which pass, of whose processes, and when.
+
+The Fisher information of a prediction p(y|x) is E[(∇ log p(y|x))²] with y drawn from the prediction
+itself. `scores` has why the square of summed scores is unbiased for it, `exact` sums squares.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -13,22 +18,115 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
+from syngap.optim.basis import Entries, is_sharded, sum_over_shards, wide
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
-from syngap.optim.importance import (
+from syngap.optim.notices import Notices
+from syngap.optim.scores import (
     SCALE,
     Prediction,
     read_prediction,
     require_classes_last,
     score_sums,
     suspect_classes_first,
+    suspect_probabilities,
 )
-from syngap.optim.notices import Notices
-from syngap.optim.observation import Observation
 
-__all__ = ["Estimator", "EstimatorName"]
+__all__ = ["Estimator", "EstimatorName", "Observation", "Schedule", "merged"]
 
 EstimatorName: TypeAlias = Literal["sampled", "exact", "empirical"]
+
+
+@dataclass
+class Observation:
+    """An estimate of the Fisher diagonal: weight · values², or weight · values if squared already.
+
+    A single estimate keeps its scores as the backward pass left them, so that a step can square and
+    fold them in one pass over memory. Several are averaged as squares.
+
+    Attributes:
+        values: by parameter; one that took no part is absent.
+        means: the mean of the diagonal over each of those parameters.
+        count: how many predictions it is the mean of.
+        squared: whether `values` are squares.
+        weight: what the squares are multiplied with.
+    """
+
+    values: dict[Tensor, Tensor]
+    means: dict[Tensor, Tensor]
+    count: int | Tensor
+    squared: bool
+    weight: float = 1.0
+
+    @classmethod
+    def of_scores(
+        cls, scores: dict[Tensor, Tensor], count: int | Tensor, weight: float
+    ) -> Observation:
+        """Describe score sums, one backward pass's."""
+        values = list(scores.values())
+        norms = torch._foreach_norm([wide(value) for value in values])
+        means = _per_element(list(torch._foreach_mul(norms, norms)), list(scores), weight)
+        return cls(scores, means, count, squared=False, weight=weight)
+
+    @classmethod
+    def of_squares(
+        cls, squares: dict[Tensor, Tensor], count: int | Tensor, weight: float
+    ) -> Observation:
+        """Describe sums of per-sample squares."""
+        means = _per_element([square.sum() for square in squares.values()], list(squares), weight)
+        return cls(squares, means, count, squared=True, weight=weight)
+
+    def diagonal(self, value: Tensor) -> Tensor:
+        """Return one of `values` as its part of the diagonal."""
+        return (value if self.squared else wide(value).square()) * self.weight
+
+    def is_finite(self) -> bool:
+        """Return whether every value is; a mean of squares is finite only if they are."""
+        return bool(self._stacked_means().isfinite().all())
+
+    def without_overflow(self) -> Observation:
+        """Return the same with tensors that overflowed counted as zero, decided on the device."""
+        stacked = self._stacked_means()
+        finite, zero = stacked.isfinite(), stacked.new_zeros(())
+        values = {
+            param: torch.where(flag, value, zero)
+            for flag, (param, value) in zip(finite.unbind(), self.values.items(), strict=True)
+        }
+        means = dict(zip(values, stacked.where(finite, zero).unbind(), strict=True))
+        return Observation(values, means, self.count, self.squared, self.weight)
+
+    def _stacked_means(self) -> Tensor:
+        first = next(iter(self.means.values()))
+        return torch.stack([mean.to(first) for mean in self.means.values()])
+
+
+def merged(earlier: Observation | None, later: Observation | None) -> Observation | None:
+    """Return the average of two observations, each counting by its predictions."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    count = earlier.count + later.count
+    values: dict[Tensor, Tensor] = {}
+    means: dict[Tensor, Tensor] = {}
+    for part in (earlier, later):
+        share = _share(part.count, count)
+        for param, value in part.values.items():
+            square = part.diagonal(value) * share
+            values[param] = values[param].add_(square) if param in values else square
+            mean = part.means[param] * share
+            means[param] = means[param] + mean if param in means else mean
+    return Observation(values, means, count, squared=True)
+
+
+def _share(part: int | Tensor, whole: int | Tensor) -> float | Tensor:
+    if isinstance(whole, Tensor):  # a mask may leave out everything, and only the device knows
+        return torch.as_tensor(part, device=whole.device).double() / whole.clamp(min=1)
+    return part / whole
+
+
+def _per_element(sums: list[Tensor], params: list[Tensor], weight: float) -> dict[Tensor, Tensor]:
+    sums = sum_over_shards(sums, params)
+    means = torch._foreach_mul(sums, [weight / max(1, param.numel()) for param in params])
+    return dict(zip(params, means, strict=True))
 
 
 class Estimator:
@@ -87,12 +185,14 @@ class Estimator:
         model = self.model
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
-        return {param: name for name, param in sharded.named_parameters(model)}
+        named = sharded.named_parameters(model) if _is_distributed() else model.named_parameters()
+        return {param: name for name, param in named}
 
     def estimate(
         self,
         prediction: Tensor | Distribution,
         params: list[Tensor],
+        basis: Entries,
         *,
         targets: Tensor | None = None,
         mask: Tensor | None = None,
@@ -100,7 +200,7 @@ class Estimator:
         check: bool = True,
         leave_out: bool = False,
     ) -> Observation | None:
-        """Return the estimate of one forward pass, None where it overflowed.
+        """Return the estimate of one forward pass in a basis, None where it overflowed.
 
         A prediction that is not finite itself is refused, or with `leave_out` also None.
         """
@@ -114,8 +214,13 @@ class Estimator:
             raise ValueError("estimator='empirical' needs observe(..., targets=labels)")
         if check:
             self._suspect_probabilities(prediction)
-        group = distributed.find_group(self.process_group, self.model)
-        with distributed.independent_draws(group, self.generator, params[0].device) as generator:
+        shares_batch = _is_distributed()
+        group = distributed.find_group(self.process_group, self.model) if shares_batch else None
+        with (
+            nullcontext(self.generator)
+            if group is None
+            else distributed.independent_draws(group, self.generator, params[0].device)
+        ) as generator:
             # Processes go on together: what is not finite in one is not in their sum.
             alone = group is None or not leave_out
             try:
@@ -135,9 +240,14 @@ class Estimator:
             read = read.pooled(distributed.total(read.count, params[0].device, group))
         if check and not read.count:
             raise ValueError("mask leaves out every position, so there is nothing to observe")
-        with torch.no_grad(), _explained(), distributed.not_a_first_backward(read.output):
-            take = self._squares if self.name == "exact" else self._scores
-            observation = take(read, params, group)
+        apart = distributed.not_a_first_backward(read.output) if shares_batch else nullcontext()
+        with torch.no_grad(), _explained(), apart:
+            if self.name == "exact":
+                squares = self._squares(read, params, group)
+                observation = Observation.of_squares(squares, read.count, SCALE**-2)
+            else:
+                scores = basis.coordinates(self._scores(read, params, group))
+                observation = Observation.of_scores(scores, read.count, SCALE**-2)
         if not check:
             return observation.without_overflow()
         if observation.is_finite():
@@ -168,8 +278,7 @@ class Estimator:
         if self._has_looked or not isinstance(prediction, Tensor) or prediction.dim() < 2:
             return
         self._has_looked = True
-        rows = prediction.detach()
-        if rows.numel() and bool((rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3):
+        if suspect_probabilities(prediction):
             self._notices.warn(
                 "probabilities",
                 "the rows of logits are positive and sum to one: observe takes what goes into the "
@@ -178,21 +287,21 @@ class Estimator:
 
     def _scores(
         self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
-    ) -> Observation:
-        if any(sharded.is_sharded(param) for param in params):
+    ) -> dict[Tensor, Tensor]:
+        if any(is_sharded(param) for param in params):
             scores = sharded.sharded_scores(read, params, group)
         else:
             scores = score_sums(read, params)
         _require_some(scores)
         if group is not None:
             scores = distributed.reduced(scores, params, group)
-        return Observation.of_scores(_known(params, scores), read.count, SCALE**-2)
+        return _known(params, scores)
 
     def _squares(
         self, read: Prediction, params: list[Tensor], group: dist.ProcessGroup | None
-    ) -> Observation:
+    ) -> dict[Tensor, Tensor]:
         assert self.recorder is not None
-        if any(sharded.is_sharded(param) for param in params):
+        if any(is_sharded(param) for param in params):
             raise RuntimeError(
                 "estimator='exact' cannot read sharded parameters; use estimator='sampled'"
             )
@@ -210,7 +319,11 @@ class Estimator:
             )
         if group is not None:
             squares = distributed.reduced(squares, params, group)
-        return Observation.of_squares(_known(params, squares), read.count, SCALE**-2)
+        return _known(params, squares)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def _known(params: list[Tensor], values: list[Tensor | None]) -> dict[Tensor, Tensor]:
@@ -242,3 +355,45 @@ def _explained() -> Iterator[None]:
                 "observe came after the graph was freed; call it before loss.backward()"
             ) from error
         raise
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which steps, counted from 0, refresh importance: each of the first, then every k-th.
+
+    Where importance comes from few observations its noise leaves the gate too open, just while
+    steps are largest: weights grow in the first tens of steps, and stay grown. Later importance
+    changes by a thousandth a step, so that most of the passes that refresh it can be left out.
+
+    Args:
+        every: k.
+        warmup: so many steps come before, all of which refresh.
+
+    Examples:
+        >>> schedule = Schedule(every=4, warmup=2)
+        >>> {step: schedule.elapsed(step) for step in range(12) if schedule.is_due(step)}
+        {0: 1, 1: 1, 2: 1, 6: 4, 10: 4}
+        >>> [schedule.refreshes(step) for step in (0, 1, 2, 5, 6, 10)]
+        [1, 2, 3, 3, 4, 5]
+    """
+
+    every: int
+    warmup: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step refreshes importance."""
+        return step < self.warmup or (step - self.warmup) % self.every == 0
+
+    def refreshes(self, step: int) -> int:
+        """Return how many steps up to this one were due, it included."""
+        return min(step, self.warmup) + 1 + max(0, step - self.warmup) // self.every
+
+    def elapsed(self, step: int) -> int:
+        """Return how many steps the average moves on by at a step that is due: 1 or k."""
+        return self.every if step > self.warmup else 1

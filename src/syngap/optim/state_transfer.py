@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from syngap.optim.basis import accumulator, is_sharded, kept_in
 from syngap.optim.compact import first_turn
-from syngap.optim.precision import accumulator, kept_in
-from syngap.optim.sharded import is_sharded
 
-__all__ = ["VERSION", "grown", "laid_out", "require_growth", "restored"]
+__all__ = [
+    "VERSION",
+    "grown",
+    "names_of",
+    "place_to_grow",
+    "require_growth",
+    "restore_state",
+]
+
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
@@ -21,7 +28,7 @@ VERSION = 1
 _DRIFT = {False: 1e-3, True: 0.5}
 
 
-def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
+def _restored_importance(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
     """Return a saved importance and its mean for a parameter, in their own precision."""
     if "importance" not in saved:
         return {}
@@ -44,7 +51,16 @@ def restored(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, T
     return state | {"mean": mean.to(param.device, dtype, copy=True)}
 
 
-def laid_out(param: Tensor, state: dict[str, Any]) -> None:
+def restore_state(
+    param: Tensor, state: dict[str, Any], saved: dict[str, Any], compact: bool
+) -> None:
+    """Put a saved importance, in its own precision, into a state that torch has loaded."""
+    state.pop("turn", None)  # of one that is compact, if this is not
+    state |= _restored_importance(param, saved, compact)
+    _lay_out_like(param, state)
+
+
+def _lay_out_like(param: Tensor, state: dict[str, Any]) -> None:
     """Bring what has a parameter's shape into the order of memory that the parameter has.
 
     Files keep no such order. In another one sums would run otherwise, and end in other last digits
@@ -55,6 +71,50 @@ def laid_out(param: Tensor, state: dict[str, Any]) -> None:
         if is_like and value.stride() != param.stride() and not is_sharded(value):
             like = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format)
             state[key] = like.copy_(value)
+
+
+def names_of(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
+    """Return the names that came with named parameters, else their numbers."""
+    names: dict[Tensor, str] = {}
+    for group in groups:
+        given = group.get("param_names", [None] * len(group["params"]))
+        for param, name in zip(group["params"], given, strict=True):
+            names[param] = str(len(names)) if name is None else name
+    return names
+
+
+def place_to_grow(
+    old: Tensor,
+    new: Tensor,
+    groups: Sequence[dict[str, Any]],
+    states: Sequence[dict[Tensor, Any]],
+    names: Mapping[Tensor, str] | None,
+) -> tuple[list[Tensor], int]:
+    """Return the list that `old` is in and its place there, if `new` may have that place.
+
+    Args:
+        old: the parameter that is replaced.
+        new: the parameter that replaces it.
+        groups: the parameter groups.
+        states: what is kept by parameter.
+        names: of the model's parameters, where there is a model.
+    """
+    lists: list[list[Tensor]] = [group["params"] for group in groups]
+    places = [(params, i) for params in lists for i, param in enumerate(params) if param is old]
+    if not places:
+        raise ValueError(
+            f"old {tuple(old.shape)} is not a parameter of this optimizer; the weight of a "
+            "layer that is rotated is computed from one: grow before rotate() or after "
+            "unrotate(), with a new optimizer"
+        )
+    require_growth(old, new, states)
+    if any(param is new for params in lists for param in params):
+        raise ValueError(f"new {tuple(new.shape)} is already a parameter of this optimizer")
+    if names is not None and new not in names:
+        raise ValueError(
+            f"new {tuple(new.shape)} is not a parameter of model; put it there before grow()"
+        )
+    return places[0]
 
 
 def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]) -> None:

@@ -1,0 +1,399 @@
+"""The gate: how important parameters are, and how much of their update it lets through.
+
+    F ← α F + (1 - α) E[(∇ log p(y|x))²],  y drawn from the model's own prediction
+    Ω = 1 - tanh(c (F + λ)) + ε,           c = arctanh(τ) / (mean of F + λ)
+
+`SynGAP` sends gradient descent through a gate, `SynGAP.wrap` the update of another optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from syngap.optim.basis import Coordinates, Entries, accumulator, kept_in
+from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
+from syngap.optim.compact import first_turn, shared_turn
+from syngap.optim.consolidation import predictions
+from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
+from syngap.optim.fisher import Estimator, Observation, Schedule, merged
+from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
+from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
+from syngap.optim.scores import require_graph
+from syngap.optim.state_transfer import grown, names_of, place_to_grow, restore_state
+from syngap.optim.update import Work, fold, nonfinite_gradients
+
+__all__ = ["Gate", "States"]
+
+States = dict[Tensor, dict[str, Any]]  # what an optimizer keeps, by parameter
+
+
+class Gate:
+    """Importance of parameters, and the masks that follow from it.
+
+    A gate belongs to one optimizer. Importance is in that optimizer's state, and the gate's options
+    and its counts of steps in its parameter groups, where torch saves and loads them.
+
+    Args:
+        estimator: estimates the Fisher diagonal from a prediction.
+        schedule: at which steps.
+        compact: whether importance is kept in bfloat16.
+        non_finite: what a step does about gradients that are not finite; see `SynGAP`.
+        option_names: the options of groups that are checked where they are used.
+
+    Attributes:
+        basis: the coordinates of importance and of the mask.
+        groups: the parameter groups.
+        states: what is kept by parameter: importance, and for `grow` what a wrapped optimizer has.
+        has_importance: whether anything was observed yet, or consolidated, or loaded.
+        observation: what was observed since the last step.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        schedule: Schedule,
+        *,
+        compact: bool,
+        non_finite: NonFinite | None,
+        option_names: tuple[str, ...],
+    ) -> None:
+        check_compact(compact)
+        self.estimator = estimator
+        self.schedule = schedule
+        self.compact = compact
+        self.non_finite = non_finite
+        self.option_names = option_names
+        self.basis = Entries()
+        self.has_importance = False
+        self.notices = Notices()
+        self.observation: Observation | None = None
+        self._forget_objects()
+
+    def _forget_objects(self) -> None:
+        """Start without what follows objects of this process, which no copy shares."""
+        self.groups: list[dict[str, Any]] = []
+        self.states: Sequence[States] = ()
+        self.coordinates = Coordinates()
+        self.reset_caches()
+
+    def reset_caches(self) -> None:
+        """Forget what is derived from states and gradients."""
+        self._means: Means | None = None
+        self._passed: dict[int, tuple[Any, ...]] = {}  # options that were checked, by group
+        self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
+
+    def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
+        """Work on an optimizer's groups and state, and on the state of one that it wraps.
+
+        torch replaces them where it loads a state, so that each use binds them anew.
+        """
+        self.groups, self.states = groups, states
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what copies do not share, and what the optimizer's own state has."""
+        own = {"groups", "states", "coordinates", "_means", "_passed", "_grads_then"}
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_objects()
+
+    # Parameters.
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return int(self.groups[0]["steps"])
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether nothing may wait for the device."""
+        return any(group.get("capturable", False) for group in self.groups)
+
+    def params(self) -> list[Tensor]:
+        """Return all parameters."""
+        return [param for group in self.groups for param in group["params"]]
+
+    def trainable(self) -> list[Tensor]:
+        """Return those that are not frozen."""
+        return [param for param in self.params() if param.requires_grad]
+
+    def model_names(self) -> dict[Tensor, str] | None:
+        """Return the parameters' names in the model, None without a model."""
+        names = self.estimator.names()
+        if names is not None:
+            check_named(self.params(), names)
+        return names
+
+    def names(self) -> dict[Tensor, str]:
+        """Return their names in the model, else those of named parameters, else their numbers."""
+        return names_of(self.groups) | (self.estimator.names() or {})
+
+    def check_options(self) -> None:
+        """Check options of groups that somebody changed, where they are used.
+
+        A value that is the same object as at the last check has passed it, so that a step costs a
+        few comparisons of addresses.
+        """
+        for number, group in enumerate(self.groups):
+            now = tuple(map(group.get, self.option_names))
+            passed = self._passed.get(number, ())
+            are_same = len(now) == len(passed) and all(map(is_, now, passed))
+            counts = group["steps"], group["skipped"]
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            if not (are_same and are_counts) or Tensor in map(type, now):
+                check_changed_options(number, group, self.option_names, passed)
+                self._passed[number] = now
+
+    # What is known.
+
+    def importance_of(self, param: Tensor) -> Tensor:
+        """Return F of a parameter."""
+        importance: Tensor | None = self.states[0].get(param, {}).get("importance")
+        if importance is None:
+            return self.basis.zeros(param, kept_in(param.dtype, self.compact))
+        return importance
+
+    def mean_of(self, param: Tensor) -> Tensor:
+        """Return the mean of F over a parameter."""
+        mean: Tensor | None = self.states[0].get(param, {}).get("mean")
+        if mean is None:
+            return torch.zeros((), dtype=accumulator(param.dtype), device=param.device)
+        return mean
+
+    def network_mean(self) -> Tensor:
+        """Return μ: the mean of F over all parameters that are not frozen."""
+        self.check_options()
+        return self._current_means().network()
+
+    def mask(
+        self, group: dict[str, Any], param: Tensor, importance: Tensor, network: Tensor
+    ) -> Tensor:
+        """Return Ω for some importance of a parameter of a group."""
+        mean = self.mean_of(param) if group["scope"] == "tensor" else network
+        damping, slope = damping_and_slope(
+            mean.to(param.device), group["consolidation"], group["damping"], group["bounded"]
+        )
+        return mask(importance, slope, damping, group["ambient"], group["bounded"])
+
+    # When importance is refreshed.
+
+    def is_due(self) -> bool:
+        """Return whether the next step refreshes importance."""
+        return self.schedule.is_due(self.steps)
+
+    def count(self) -> None:
+        """Count a step."""
+        for group in self.groups:
+            group["steps"] += 1
+        self.estimator.record(self.is_due())
+
+    # Observing.
+
+    def observe(
+        self, prediction: Tensor | Distribution, targets: Tensor | None, mask: Tensor | None
+    ) -> None:
+        """Take importance from a prediction, if it is due, and keep it for the next step."""
+        self.check_options()
+        if not self.is_due():
+            if isinstance(prediction, Tensor):
+                require_graph(prediction)  # a mistake shows at once, not at the next refresh
+            return
+        self.model_names()  # or a head that was replaced without grow() would never learn
+        try:
+            observation = self.estimator.estimate(
+                prediction,
+                self.trainable(),
+                self.basis,
+                targets=targets,
+                mask=mask,
+                check=not self.is_capturable,
+                leave_out=self.non_finite == "skip",
+            )
+        except NotFiniteError as error:
+            raise nonfinite_error(f"{error}, in step {self.steps + 1}", self.groups) from None
+        self.observation = merged(self.observation, observation)
+        self._grads_then = self._grads_now()
+
+    def discard(self) -> None:
+        """Forget what was observed since the last step."""
+        self.observation = None
+
+    def warn_of_discard(self) -> None:
+        """Warn where what was observed is discarded before any backward pass."""
+        # After a step that GradScaler skipped there are new gradients: discarding both is right.
+        if self.observation is not None and self._grads_then == self._grads_now():
+            self.notices.warn("discarded", DISCARDED)
+
+    def _grads_now(self) -> list[tuple[int, int] | None]:
+        """Return what tells whether a backward pass has been."""
+        grads = [param.grad for param in self.params()]
+        return [None if grad is None else (id(grad), grad._version) for grad in grads]
+
+    def consolidate(self, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any) -> None:
+        """Set importance to its mean over unlabelled inputs."""
+        self.check_options()
+        self.coordinates.refuse_stale(self.params(), self.states, momentum_alone=True)
+        seen: Observation | None = None
+        self.estimator.record(True)
+        try:
+            for prediction in predictions(
+                model, inputs, generator=self.estimator.generator, **options
+            ):
+                params = self.trainable()
+                estimate = self.estimator.estimate(prediction, params, self.basis, labelled=False)
+                seen = merged(seen, estimate)
+        finally:
+            self.estimator.record(self.is_due())
+        if seen is None:
+            raise ValueError("no batch gave consolidate a finite importance")
+        with torch.no_grad():
+            means = self._current_means()
+            means.follow(self.groups, seen.means, lambda group: 0.0)
+            for work in self._lay_out(seen, means.network(), keep=0.0):
+                fold(work)
+        self.has_importance = True
+        self.coordinates.learn(self.params())
+
+    # The step.
+
+    def begin_step(self) -> list[Work] | None:
+        """Check the gradients, advance means and clock, and lay out the work of a step.
+
+        None is a step that is left out.
+        """
+        self.check_options()
+        if not self.coordinates.are_current():
+            self.coordinates.refuse_stale(self.params(), self.states)
+            self.coordinates.learn(self.params())
+        for param in self.params():
+            grad = param.grad
+            if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
+                raise RuntimeError(
+                    f"SynGAP takes dense real gradients, got {grad.layout} {grad.dtype} for a "
+                    f"parameter of shape {tuple(param.shape)}"
+                )
+        if self._is_left_out():
+            return None
+        seen, self.observation = self.observation, None
+        means = self._current_means()
+        if seen is not None:
+            self.has_importance = True
+            means.follow(self.groups, seen.means, self._keep)
+        elif not self.has_importance and self._moves():
+            self.notices.warn("never observed", NEVER_OBSERVED)
+        network = means.network()
+        works = self._lay_out(seen, network)
+        if seen is not None:
+            self._warn_if_damped(network)
+        self.count()
+        return works
+
+    def _is_left_out(self) -> bool:
+        """Return whether gradients that are not finite leave a step out, or raise an error."""
+        if self.non_finite is None or self.is_capturable:
+            return False
+        bad = nonfinite_gradients(self.trainable())
+        if not bad:
+            return False
+        self.observation = None  # which goes the way of the gradients
+        if self.non_finite == "skip":
+            for group in self.groups:
+                group["skipped"] += 1
+            return True
+        names = self.names()
+        raise nonfinite_gradients_error(self.steps + 1, [names[p] for p in bad], self.groups)
+
+    def _moves(self) -> bool:
+        # torch.distributed.checkpoint makes states exist by a step at rate zero.
+        rates = [group.get("lr", 1.0) for group in self.groups]
+        return any(isinstance(rate, Tensor) or rate > 0.0 for rate in rates)
+
+    def _keep(self, group: dict[str, Any]) -> float:
+        return float(group["retention"] ** self.schedule.elapsed(self.steps))
+
+    def _current_means(self) -> Means:
+        params = self.trainable()
+        states = [self._state_of(param) for param in params]
+        if self._means is None or not self._means.fits(states):
+            self._means = Means(params, states)
+        return self._means
+
+    def _state_of(self, param: Tensor) -> dict[str, Any]:
+        state = self.states[0].setdefault(param, {})
+        if "importance" not in state:
+            state["importance"] = self.importance_of(param)
+            state["mean"] = self.mean_of(param)
+            if self.compact:
+                state["turn"] = first_turn(param.device)
+        return state
+
+    def _lay_out(
+        self, seen: Observation | None, network: Tensor, keep: float | None = None
+    ) -> list[Work]:
+        works = []
+        for group in self.groups:
+            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for param in group["params"]:
+                if param.requires_grad:
+                    alike.setdefault((param.device, param.dtype), []).append(param)
+            for params in alike.values():
+                states = [self._state_of(param) for param in params]
+                work = Work.of(group, params, states, network, self.basis)
+                if self.compact:
+                    turn = shared_turn(states, moves=seen is not None and keep is None)
+                    # What is not an average is rounded to nearest, whatever was before.
+                    work.turn = turn if keep is None else torch.zeros_like(turn)
+                if seen is not None:
+                    work.values = [seen.values.get(param) for param in params]
+                    work.squared, work.weight = seen.squared, seen.weight
+                    work.keep = self._keep(group) if keep is None else keep
+                works.append(work)
+        return works
+
+    def _warn_if_damped(self, network: Tensor) -> None:
+        if "damped" in self.notices or self.is_capturable:
+            return
+        refreshes = self.schedule.refreshes(self.steps)
+        if refreshes & (refreshes - 1):
+            return  # reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only
+        message = damping_notice(self.groups, network.item(), self.mean_of)
+        if message is not None:
+            self.notices.warn("damped", message)
+
+    # Other parameters, other states.
+
+    def grow(self, old: Tensor, new: Tensor) -> None:
+        """Let `new` take the place of `old`, a smaller parameter whose entries it begins with."""
+        self.coordinates.refuse_stale(self.params(), self.states)
+        names = self.estimator.names()
+        params, index = place_to_grow(old, new, self.groups, self.states, names)
+        params[index] = new
+        self.observation = None
+        for states in self.states:
+            if old in states:
+                states[new] = grown(states.pop(old), old, new)
+        self.coordinates.look_again()
+        self.estimator.attach()
+
+    def restore(self, saved: Mapping[Tensor, dict[str, Any]], was_stale: bool) -> None:
+        """Take what was saved of each parameter, in its own precision, and go on from there.
+
+        Args:
+            saved: the state of each parameter.
+            was_stale: whether the optimizer was of other coordinates, and stays so: frameworks load
+                what they have just saved.
+        """
+        for param, state in saved.items():
+            if state:
+                restore_state(param, self.states[0][param], state, self.compact)
+        self.observation = None
+        if not was_stale:
+            self.coordinates.learn(self.params())
+        self.has_importance = any(bool(self.mean_of(param) > 0) for param in saved)
