@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from syngap import models
+from syngap.bench import models
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 
 import syngap
 from syngap import SynGAP
-from syngap.methods import registry
-from syngap.methods.learner import Learner
-from syngap.streams.stream import Batch
+from syngap.bench.methods import registry
+from syngap.bench.methods.learner import Learner
+from syngap.bench.streams.stream import Batch
 
 PACKAGE = Path(syngap.__file__).parent
 BEFORE = 2  # steps that make states and fill the memory

@@ -12,9 +12,9 @@ import re
 import sys
 from pathlib import Path
 
-from syngap.experiments.folder import read_runs
-from syngap.report.figures.style import COLOURS, INK, SOFT, bare, drawn
-from syngap.report.rows import Row, rows
+from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, bare, drawn
+from syngap.bench.reporting.rows import Row, rows
+from syngap.bench.store.folder import read_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -28,10 +28,10 @@ from measure import Seconds, in_turns, machine, progress, table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from syngap import methods
-from syngap.methods import Learner
-from syngap.streams import Stream, arrays
-from syngap.training.loop import stepping
+from syngap.bench import methods
+from syngap.bench.methods import Learner
+from syngap.bench.streams import Stream, arrays
+from syngap.bench.training.loop import stepping
 
 RATE, SAMPLES = 0.05, 20_000
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from syngap import models
+from syngap.bench import models
 
 SHAPE = (3, 32, 32)
 

@@ -21,9 +21,9 @@ from measure import progress
 from stream import resident
 from torch import Tensor, nn
 
-from syngap.methods import Learner
-from syngap.methods.syngap import SynGAP
-from syngap.streams import Batch
+from syngap.bench.methods import Learner
+from syngap.bench.methods.syngap import SynGAP
+from syngap.bench.streams import Batch
 
 CLASSES, WIDTH, BATCH, KEPT, TASK = 10, 16, 10, 1000, 1000
 COLUMNS = ("step", "ms", "mb", "smallest", "largest", "unevenness")

@@ -18,9 +18,9 @@ import torch
 from measure import in_turns, progress, table
 from torch import Tensor
 
-from syngap import methods, models
-from syngap.methods import Learner, Method
-from syngap.streams import Batch, Stream, arrays
+from syngap.bench import methods, models
+from syngap.bench.methods import Learner, Method
+from syngap.bench.streams import Batch, Stream, arrays
 
 METHODS = ("er", "derpp", "ewcpp", "syngap")
 TASKS, PER_TASK, HEAD, BATCH, ROUNDS = 50, 6400, 1000, 64, 99

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP, metrics, streams
-from syngap.memory import Reservoir
+from syngap import SynGAP
+from syngap.bench import metrics, streams
+from syngap.bench.memory import Reservoir
 
 
 def learn(kind: type[torch.optim.Optimizer], seed: int) -> list[list[float]]:

@@ -82,9 +82,9 @@ from fuzz.trees import snapshot  # noqa: E402
 from test_download import MEMBERS, tar  # noqa: E402
 from tiny import run_inline, tiny, write_arrays  # noqa: E402
 
-from syngap import cli  # noqa: E402
-from syngap.experiments import engine  # noqa: E402
-from syngap.streams import download  # noqa: E402
+from syngap.bench import cli  # noqa: E402
+from syngap.bench.config import engine  # noqa: E402
+from syngap.bench.streams import download  # noqa: E402
 
 NPZ = "stream={name: npz, path: data.npz, tasks: 2, batch: 50}"
 SEARCH = (

@@ -185,12 +185,9 @@ def forked() -> Start:
     """Import all that a run needs, and return a function that starts one in a moment."""
     import torch
 
-    import syngap.experiments.display
-    import syngap.report.figures
-    import syngap.report.page  # noqa: F401
-    from syngap import cli
-    from syngap.experiments.config import Experiment
-    from syngap.experiments.plan import make_plan
+    from syngap.bench import cli
+    from syngap.bench.config.experiment import Experiment
+    from syngap.bench.runner.plan import make_plan
 
     torch.set_num_threads(1)  # threads would not survive a fork
     make_plan(Experiment.from_mapping(experiment(list(METHODS), 0)), Path("never written"))

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syngap import methods
-from syngap.methods import Learner, Method
-from syngap.streams import Batch, InMemory, Pixels, Split, Stream, Tasks
+from syngap.bench import methods
+from syngap.bench.methods import Learner, Method
+from syngap.bench.streams import Batch, InMemory, Pixels, Split, Stream, Tasks
 
 CLASSES = 6
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from syngap.metrics import Evaluation
-from syngap.training.checkpoint import packed, unpacked
+from syngap.bench.metrics import Evaluation
+from syngap.bench.training.checkpoint import packed, unpacked
 
 
 class Interrupted(Exception):

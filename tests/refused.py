@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from syngap.errors import UserError
+from syngap.bench.errors import UserError
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Run folders as `syngap.experiments.folder` reads them, made up: for tests of what reads them."""
+"""Run folders as `syngap.bench.store.folder` reads them, made up: for tests of what reads them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from syngap.experiments.folder import Run, csv_of, read_runs
-from syngap.experiments.landscapes.surface import Grid, Landscape, write_landscape
-from syngap.experiments.packed import write_packed
+from syngap.bench.store.folder import Run, csv_of, read_runs
+from syngap.bench.store.packed import write_packed
+from syngap.bench.store.surface import Grid, Landscape, write_landscape
 
 LAYERS = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
 
@@ -56,7 +56,7 @@ DEMO = {
 }
 
 
-# The same methods at several rates, as `syngap.report.curves.sweeps` finds them.
+# The same methods at several rates, as `syngap.bench.reporting.curves.sweeps` finds them.
 RATES = {
     "er": Made("er", 90, 0.80, options={"lr": 0.1, "buffer": 200}),
     "er_lr0.3": Made("er", 80, 0.80, options={"lr": 0.3, "buffer": 200}),

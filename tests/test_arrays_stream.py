@@ -6,8 +6,8 @@ import pytest
 import torch
 from refused import refused
 
-from syngap.streams.arrays import arrays, npz
-from syngap.streams.tasks import InMemory, Pixels
+from syngap.bench.streams.arrays import arrays, npz
+from syngap.bench.streams.tasks import InMemory, Pixels
 
 IMAGES = np.arange(12 * 3 * 4 * 4, dtype=np.uint64).astype(np.uint8).reshape(12, 3, 4, 4)
 LABELS = np.arange(12) % 6

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from syngap import methods
-from syngap.errors import UserError
-from syngap.experiments.engine import run_here
-from syngap.experiments.folder import read_run
-from syngap.experiments.journal import FolderJournal
-from syngap.experiments.landscapes.landscape import landscape
-from syngap.experiments.landscapes.path import learned
-from syngap.experiments.run import beginning as beginning_of
-from syngap.experiments.run import stream_of
-from syngap.methods import Learner, Method
-from syngap.methods.average import Average
-from syngap.streams import Batch, Stream
-from syngap.training import train
+from syngap.bench import methods
+from syngap.bench.errors import UserError
+from syngap.bench.landscapes.landscape import landscape
+from syngap.bench.landscapes.path import learned
+from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.average import Average
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.run import beginning as beginning_of
+from syngap.bench.runner.run import stream_of
+from syngap.bench.store.folder import read_run
+from syngap.bench.store.journal import FolderJournal
+from syngap.bench.streams import Batch, Stream
+from syngap.bench.training import train
 
 KINDS: dict[str, dict[str, Any]] = {
     "er": {"buffer": 9, "replay": 4},

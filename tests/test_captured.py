@@ -12,11 +12,11 @@ from helpers import assert_identical
 from learning import CASES, beginning, learner, picture_tasks
 from torch import Tensor
 
-from syngap.methods import Method
-from syngap.methods.er import ER
-from syngap.streams import Batch, Stream
-from syngap.tape import Tape, decided, played, recorded
-from syngap.training.captured import Captured, _add, _growth, _numbers
+from syngap.bench.methods import Method
+from syngap.bench.methods.er import ER
+from syngap.bench.streams import Batch, Stream
+from syngap.bench.tape import Tape, decided, played, recorded
+from syngap.bench.training.captured import Captured, _add, _growth, _numbers
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from syngap.training.checkpoint import packed, random_states, restore_random_states, unpacked
+from syngap.bench.training.checkpoint import packed, random_states, restore_random_states, unpacked
 
 DTYPES = [
     torch.uint8,

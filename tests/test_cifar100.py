@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from realdata import unpacked
 from refused import refused
 
-from syngap.streams.cifar100 import cifar100
-from syngap.streams.tasks import InMemory, Split, Tasks
+from syngap.bench.streams.cifar100 import cifar100
+from syngap.bench.streams.tasks import InMemory, Split, Tasks
 
 Records = NDArray[np.uint8]
 Layout = Literal["binary", "python", "binary.tar.gz", "python.tar.gz"]

@@ -10,7 +10,7 @@ from chances import UNLIKELY, as_events, chance, p_value
 from helpers import assert_identical
 from torch import Tensor
 
-from syngap.memory import ClassBalanced
+from syngap.bench.memory import ClassBalanced
 
 
 def kept_of_each(memory: ClassBalanced) -> dict[int, int]:

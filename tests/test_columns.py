@@ -13,16 +13,16 @@ from rich.console import Console
 from runfolders import Made, write_experiment, write_run
 from scipy import stats
 
-from syngap.experiments.config import Experiment, read, shipped
-from syngap.experiments.folder import read_runs
-from syngap.report import paper
-from syngap.report.documents import run_query
-from syngap.report.headline import headline
-from syngap.report.page import page_data
-from syngap.report.reproduction import describe, reproductions
-from syngap.report.results import Results
-from syngap.report.rows import Row, rows
-from syngap.report.tables import best_rows, columns, default_columns, markdown, table
+from syngap.bench.config.experiment import Experiment, read, shipped
+from syngap.bench.reporting import paper
+from syngap.bench.reporting.documents import run_query
+from syngap.bench.reporting.headline import headline
+from syngap.bench.reporting.page import page_data
+from syngap.bench.reporting.reproduction import describe, reproductions
+from syngap.bench.reporting.results import Results
+from syngap.bench.reporting.rows import Row, rows
+from syngap.bench.reporting.tables import best_rows, columns, default_columns, markdown, table
+from syngap.bench.store.folder import read_runs
 
 Ends = dict[str, list[tuple[float, float]]]
 

@@ -18,12 +18,13 @@ from rich.console import Console
 from tiny import called, job, results, run_inline, state, tiny, tree, write_arrays, written
 
 import syngap
-from syngap import cli
-from syngap.experiments import engine, files
-from syngap.experiments.display import Display
-from syngap.experiments.engine import Event, run_here
-from syngap.experiments.files import alone_in
-from syngap.experiments.run import Job
+from syngap.bench import cli
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import Event, run_here
+from syngap.bench.runner.progress import Display
+from syngap.bench.runner.run import Job
+from syngap.bench.store import files
+from syngap.bench.store.files import alone_in
 
 Said = tuple[int, str, str]
 Call = Callable[..., Said]
@@ -591,7 +592,7 @@ FRAGILE = '''
 import os, signal
 from pathlib import Path
 
-from syngap.methods.sgd import SGD
+from syngap.bench.methods.sgd import SGD
 
 
 class Fragile(SGD):
@@ -728,12 +729,12 @@ def test_doctor_finds_data(
 
 
 def test_doctor_says_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    import syngap.doctor
+    import syngap.bench.doctor
 
-    there = syngap.doctor._version
+    there = syngap.bench.doctor._version
     absent = ("rich", "mkdocs-material")
     monkeypatch.setattr(
-        syngap.doctor, "_version", lambda name: None if name in absent else there(name)
+        syngap.bench.doctor, "_version", lambda name: None if name in absent else there(name)
     )
     printed = call("doctor")[1]
     assert "rich: missing; pip install --upgrade syngap brings it\n" in printed

@@ -15,10 +15,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tiny import TINY, called, job, results, run_inline, tiny, written
 
-from syngap import methods, models, registry, streams
-from syngap.errors import UserError
-from syngap.experiments import engine
-from syngap.experiments.config import (
+from syngap.bench import methods, models, registry, streams
+from syngap.bench.config.experiment import (
     Experiment,
     Training,
     as_then,
@@ -29,10 +27,12 @@ from syngap.experiments.config import (
     shipped,
     with_settings,
 )
-from syngap.experiments.folder import read_runs
-from syngap.experiments.plan import is_done
-from syngap.experiments.recorded import again
-from syngap.options import signature
+from syngap.bench.errors import UserError
+from syngap.bench.options import signature
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.plan import is_done
+from syngap.bench.runner.recorded import again
+from syngap.bench.store.folder import read_runs
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,12 +22,12 @@ from safetensors.torch import save
 from tiny import called, job, results, run_inline, tree, written
 from typer.main import get_command
 
-from syngap import cli, storage
-from syngap.experiments import engine
-from syngap.experiments.engine import run_here
-from syngap.experiments.loggers import Begun
-from syngap.experiments.removal import is_run_of, remove_run
-from syngap.training import checkpoint
+from syngap.bench import cli, storage
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.loggers import Begun
+from syngap.bench.store.removal import is_run_of, remove_run
+from syngap.bench.training import checkpoint
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="plants links and pipes")
 HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ METHODS = {"mkdir", "unlink", "rmdir", "touch", "write_text", "write_bytes", "sy
 
 
 def changes_of_files(path: Path) -> Iterator[str]:
-    """Calls in a module that change files in another way than by `syngap.storage`."""
+    """Calls in a module that change files in another way than by `syngap.bench.storage`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
             continue
@@ -308,7 +308,7 @@ def stopped(folder: Path) -> list[Path]:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+        patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             run_here(job(folder, OFTEN), tell)
     return sorted((folder / "checkpoint").glob("step-*"))

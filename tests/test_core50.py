@@ -10,9 +10,9 @@ from PIL import Image
 from realdata import unpacked
 from refused import refused
 
-from syngap.streams.core50 import core50, described, steps
-from syngap.streams.files import ImageFiles
-from syngap.streams.tasks import Tasks
+from syngap.bench.streams.core50 import core50, described, steps
+from syngap.bench.streams.files import ImageFiles
+from syngap.bench.streams.tasks import Tasks
 
 # Training frames of the objects that come together, in the order the benchmark lists them.
 COUNTS = (23980, 11979, 11993, 11990, 11987, 11990, 11993, 11989, 11993)
@@ -218,7 +218,7 @@ def test_images_are_read_once_where_all_of_them_fit(
     paths = [tmp_path / f"{name}.png" for name in ("white", "black")]
     for path in paths:
         Image.new("RGB", (4, 4), path.stem).save(path)
-    monkeypatch.setattr("syngap.streams.files.KEPT", 2 * 3 * 4 * 4 - (not keep))
+    monkeypatch.setattr("syngap.bench.streams.files.KEPT", 2 * 3 * 4 * 4 - (not keep))
     files = ImageFiles(paths, (3, 4, 4))
     taken = files.take(torch.tensor([1, 0]))
     assert taken.flatten(1).float().mean(1).tolist() == [0, 255]

@@ -17,17 +17,18 @@ from tiny import job, results
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syngap import SynGAP, methods, rotate, unrotate
-from syngap.experiments.engine import Event, run_local
-from syngap.experiments.run import Job
-from syngap.methods import Method
-from syngap.methods.er import ER
-from syngap.methods.syngap import SynGAP as SynGAPMethod
-from syngap.streams import InMemory, Split, Stream, Tasks
-from syngap.streams.stream import Batch
-from syngap.training import train
-from syngap.training.loop import stepping
-from syngap.training.watch import Watch
+from syngap import SynGAP, rotate, unrotate
+from syngap.bench import methods
+from syngap.bench.methods import Method
+from syngap.bench.methods.er import ER
+from syngap.bench.methods.syngap import SynGAP as SynGAPMethod
+from syngap.bench.runner.local import Event, run_local
+from syngap.bench.runner.run import Job
+from syngap.bench.streams import InMemory, Split, Stream, Tasks
+from syngap.bench.streams.stream import Batch
+from syngap.bench.training import train
+from syngap.bench.training.loop import stepping
+from syngap.bench.training.watch import Watch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -13,12 +13,12 @@ import pytest
 import torch
 from tiny import job, results, tiny, write_arrays
 
-from syngap import methods
-from syngap.experiments.config import Experiment
-from syngap.experiments.engine import Event, run_here, run_local
-from syngap.experiments.environment import arithmetic
-from syngap.experiments.plan import make_plan
-from syngap.experiments.run import Job
+from syngap.bench import methods
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.runner.local import Event, run_here, run_local
+from syngap.bench.runner.plan import make_plan
+from syngap.bench.runner.run import Job
+from syngap.bench.store.environment import arithmetic
 
 ROWS = tuple(methods.registry.names())
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -96,7 +96,7 @@ def test_it_holds_during_a_run_and_no_longer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
     during: list[dict[str, Any]] = []
     asked = f"training.deterministic={str(deterministic).lower()}"
     run_here(job(tmp_path / "er-0", *VECTORS, asked), lambda *_: during.append(settings()))
@@ -108,7 +108,7 @@ def test_it_holds_during_a_run_and_no_longer(
 def test_it_ends_with_a_run_that_fails(
     otherwise: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
     asked = ("training.deterministic=true", "training.threads=2")
     before = torch.get_num_threads()
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from refused import refused
 
-from syngap.streams.digits import digits
-from syngap.streams.tasks import InMemory, Tasks
+from syngap.bench.streams.digits import digits
+from syngap.bench.streams.tasks import InMemory, Tasks
 
 pytest.importorskip("sklearn")
 

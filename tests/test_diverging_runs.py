@@ -21,17 +21,17 @@ from test_captured import Rerun, stream
 from tiny import called, job, run_inline, written
 from torch import Tensor, nn
 
-from syngap.errors import UserError
-from syngap.experiments import engine
-from syngap.experiments.engine import Event, attempt
-from syngap.methods import Learner, Method, registry
-from syngap.methods.er import ER
-from syngap.methods.guard import Guard, _Notes
-from syngap.streams import Batch, Stream
-from syngap.training import train, watch
-from syngap.training.captured import Captured
-from syngap.training.checkpoint import unpacked
-from syngap.training.watch import Watch
+from syngap.bench.errors import UserError
+from syngap.bench.methods import Learner, Method, registry
+from syngap.bench.methods.er import ER
+from syngap.bench.methods.guard import Guard, _Notes
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import Event, attempt
+from syngap.bench.streams import Batch, Stream
+from syngap.bench.training import train, watch
+from syngap.bench.training.captured import Captured
+from syngap.bench.training.checkpoint import unpacked
+from syngap.bench.training.watch import Watch
 
 BAD = [math.nan, math.inf, -math.inf]
 FAULTS = ("samples", "logits", "gradients")

@@ -25,18 +25,18 @@ from runfolders import write_experiment
 from torch import Tensor, nn
 
 import syngap
-from syngap import methods, models, streams
-from syngap.cli import app
-from syngap.errors import UserError
-from syngap.experiments.config import (
+from syngap.bench import methods, models, streams
+from syngap.bench.cli import app
+from syngap.bench.config.experiment import (
     Experiment,
     Training,
     read,
     seeds_of,
     with_settings,
 )
-from syngap.options import signature
-from syngap.streams import Stream
+from syngap.bench.errors import UserError
+from syngap.bench.options import signature
+from syngap.bench.streams import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from refused import refused
 
-from syngap.streams import archives
-from syngap.streams.download import ARCHIVES, Archive, fetch
+from syngap.bench.streams import archives
+from syngap.bench.streams.download import ARCHIVES, Archive, fetch
 
 SIZE = 400_000  # of what is in the small archives: several pieces on the way
 NOISE = np.random.default_rng(0).bytes(SIZE)

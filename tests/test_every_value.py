@@ -25,18 +25,18 @@ from PIL import Image
 from tiny import TINY, called, tree, written
 from typer.models import OptionInfo
 
-from syngap import cli, methods, models, registry, streams
-from syngap.errors import UserError
-from syngap.experiments import engine
-from syngap.experiments.config import Experiment, Training
-from syngap.experiments.engine import Event
-from syngap.experiments.environment import memory_limit
-from syngap.experiments.folder import read_runs
-from syngap.experiments.plan import make_plan
-from syngap.experiments.tuning.trials import diverged
-from syngap.options import shown, signature
-from syngap.report import table
-from syngap.report.rows import rows
+from syngap.bench import cli, methods, models, registry, streams
+from syngap.bench.config.experiment import Experiment, Training
+from syngap.bench.errors import UserError
+from syngap.bench.options import shown, signature
+from syngap.bench.reporting import table
+from syngap.bench.reporting.rows import rows
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import Event
+from syngap.bench.runner.plan import make_plan
+from syngap.bench.store.environment import memory_limit
+from syngap.bench.store.folder import read_runs
+from syngap.bench.tuning.trials import diverged
 
 SECONDS = 20.0  # for one value; all that is legitimate here takes a tenth of one
 
@@ -380,7 +380,9 @@ def test_arrays_that_do_not_fit_are_not_said_to_be_damaged(
     def fails(*_: object) -> None:
         raise MemoryError
 
-    module = import_module("syngap.streams.arrays")  # the function has its name in the package
+    module = import_module(
+        "syngap.bench.streams.arrays"
+    )  # the function has its name in the package
     monkeypatch.setattr(module, "_check_sizes", fails)
     with pytest.raises(UserError, match="need more memory than there is"):
         streams.load("npz", data=data, path="data.npz", tasks=2)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import syngap
-from syngap import metrics
+from syngap.bench import metrics
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDS = {

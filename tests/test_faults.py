@@ -30,15 +30,17 @@ import yaml
 from kill_often import METHODS as KILLED
 from tiny import called, job, results, state, tiny, tree, write_arrays, written
 
-from syngap.experiments import engine, environment, journal, run
-from syngap.experiments.config import Experiment
-from syngap.experiments.engine import Event, attempt, run_here
-from syngap.experiments.files import write_yaml
-from syngap.experiments.folder import read_run
-from syngap.experiments.journal import FolderJournal
-from syngap.experiments.run import Job
-from syngap.training import evaluation
-from syngap.training.checkpoint import packed, unpacked
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.runner import local as engine
+from syngap.bench.runner import run
+from syngap.bench.runner.local import Event, attempt, run_here
+from syngap.bench.runner.run import Job
+from syngap.bench.store import environment, journal
+from syngap.bench.store.files import write_yaml
+from syngap.bench.store.folder import read_run
+from syngap.bench.store.journal import FolderJournal
+from syngap.bench.training import evaluation
+from syngap.bench.training.checkpoint import packed, unpacked
 
 posix = pytest.mark.skipif(os.name != "posix", reason="locks, limits and signals of POSIX")
 OFTEN = "training.checkpoint_seconds=0"
@@ -469,7 +471,7 @@ from pathlib import Path
 
 import torch
 
-from syngap.methods.er import ER
+from syngap.bench.methods.er import ER
 
 BYTES = 1 << 40
 
@@ -526,7 +528,7 @@ class Dies(Troubled):
 '''
 TROUBLED = ("hangs", "starves", "wants", "dies")
 HUNG_AFTER = 5  # seconds: a worker is forked from one that has all imports, in much less
-IMPORTED = ["syngap.experiments.engine", "syngap.streams.arrays", "torch._dynamo", "pytest"]
+IMPORTED = ["syngap.bench.runner.local", "syngap.bench.streams.arrays", "torch._dynamo", "pytest"]
 
 
 @pytest.fixture

@@ -10,15 +10,20 @@ import pytest
 from runfolders import LAYERS, RATES, Made, write_experiment, write_made_landscape, write_run
 from tiny import called
 
-from syngap.errors import UserError
-from syngap.experiments.folder import read_runs
-from syngap.experiments.landscapes.surface import read_landscapes
-from syngap.report.curves import Sweep, sweeps, variants
-from syngap.report.figures import every_figure, landscape_figure, plasticity_figure, sweep_figure
-from syngap.report.landscapes import contour_levels
-from syngap.report.page import embed_json, page_data
-from syngap.report.rows import rows
-from syngap.report.series import layers, plasticity_curve
+from syngap.bench.errors import UserError
+from syngap.bench.reporting.curves import Sweep, sweeps, variants
+from syngap.bench.reporting.figures import (
+    every_figure,
+    landscape_figure,
+    plasticity_figure,
+    sweep_figure,
+)
+from syngap.bench.reporting.landscapes import contour_levels
+from syngap.bench.reporting.page import embed_json, page_data
+from syngap.bench.reporting.rows import rows
+from syngap.bench.reporting.series import layers, plasticity_curve
+from syngap.bench.store.folder import read_runs
+from syngap.bench.store.surface import read_landscapes
 
 pytest.importorskip("matplotlib")
 

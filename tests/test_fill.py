@@ -15,18 +15,18 @@ from refused import refused
 from runfolders import Made, write_experiment, write_run, write_search
 from tiny import called
 
-from syngap.errors import UserError
-from syngap.experiments.config import complete_method
-from syngap.experiments.folder import read_runs, read_yaml
-from syngap.experiments.landscapes.surface import read_landscapes
-from syngap.metrics import accuracy
-from syngap.report import paper
-from syngap.report.documents import QUERIES, fill, run_query, stale_blocks
-from syngap.report.figures import accuracy_figure, every_figure, landscape_figure
-from syngap.report.reproduction import describe, reproductions
-from syngap.report.results import Results
-from syngap.report.rows import labels
-from syngap.report.tables import wall_clock
+from syngap.bench.config.experiment import complete_method
+from syngap.bench.errors import UserError
+from syngap.bench.metrics import accuracy
+from syngap.bench.reporting import paper
+from syngap.bench.reporting.documents import QUERIES, fill, run_query, stale_blocks
+from syngap.bench.reporting.figures import accuracy_figure, every_figure, landscape_figure
+from syngap.bench.reporting.reproduction import describe, reproductions
+from syngap.bench.reporting.results import Results
+from syngap.bench.reporting.rows import labels
+from syngap.bench.reporting.tables import wall_clock
+from syngap.bench.store.folder import read_runs, read_yaml
+from syngap.bench.store.surface import read_landscapes
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = "table1-cifar100-shared"

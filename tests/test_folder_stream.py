@@ -7,10 +7,10 @@ from PIL import Image
 from realdata import unpacked
 from refused import refused
 
-from syngap.streams import folder as module
-from syngap.streams.files import ImageFiles
-from syngap.streams.folder import folder
-from syngap.streams.tasks import InMemory, Tasks
+from syngap.bench.streams import folder as module
+from syngap.bench.streams.files import ImageFiles
+from syngap.bench.streams.folder import folder
+from syngap.bench.streams.tasks import InMemory, Tasks
 
 
 def tree(root: Path, classes: int, frames: int, size: tuple[int, int] = (4, 3)) -> Path:

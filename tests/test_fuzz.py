@@ -21,7 +21,7 @@ from fuzz.mutations import tree_changed
 from fuzz.targets import TARGETS, hurried
 from fuzz.trees import Special, Tree, corpus, dumped, loaded
 
-from syngap.errors import UserError
+from syngap.bench.errors import UserError
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 INPUTS = {

@@ -27,9 +27,7 @@ def test_import_needs_torch_alone() -> None:
 
 
 def test_help_answers_without_torch() -> None:
-    probe = (
-        "import sys; from syngap.cli import main; main(['--help']); print('torch' in sys.modules)"
-    )
+    probe = "import sys; from syngap.bench.cli import main; main(['--help']); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert "compare methods" in result.stdout
     assert result.stdout.split()[-1] == "False"

@@ -18,11 +18,11 @@ from refused import refused
 from runfolders import change_packed
 from tiny import called, run_inline, tree, written
 
-from syngap.experiments import engine
-from syngap.experiments.environment import environment, portable
-from syngap.experiments.files import alone_in
-from syngap.experiments.folder import Run, read_runs
-from syngap.experiments.keep import keep
+from syngap.bench.runner import local as engine
+from syngap.bench.store.environment import environment, portable
+from syngap.bench.store.files import alone_in
+from syngap.bench.store.folder import Run, read_runs
+from syngap.bench.store.keep import keep
 
 FILES = ["curves.jsonl.gz", "experiment.yaml", "runs.jsonl"]
 

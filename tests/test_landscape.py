@@ -10,13 +10,13 @@ from tiny import called, job, run_inline, tiny, written
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from syngap.errors import UserError
-from syngap.experiments.config import Experiment
-from syngap.experiments.landscapes.landscape import landscape, make_landscape, plan_landscapes
-from syngap.experiments.landscapes.plane import FilterNorm, Flat, random_plane, through
-from syngap.experiments.landscapes.surface import read_landscape, read_landscapes
-from syngap.experiments.run import beginning, stream_of
-from syngap.training import train
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.errors import UserError
+from syngap.bench.landscapes.landscape import landscape, make_landscape, plan_landscapes
+from syngap.bench.landscapes.plane import FilterNorm, Flat, random_plane, through
+from syngap.bench.runner.run import beginning, stream_of
+from syngap.bench.store.surface import read_landscape, read_landscapes
+from syngap.bench.training import train
 
 
 def network() -> nn.Module:
@@ -208,7 +208,7 @@ def test_surface_is_the_loss_of_the_networks_that_a_run_has(row):
 
 def test_grid_and_points_are_the_same_function(monkeypatch):
     """A grid laid through a point has there what was evaluated directly."""
-    import syngap.experiments.landscapes.landscape as module
+    import syngap.bench.landscapes.landscape as module
 
     told = config("er")
     plain = landscape(told, None, points=2, samples=200)
@@ -297,7 +297,7 @@ def test_command_computes_and_refuses_to_write_over(tmp_path, capsys):
 
 def test_landscapes_may_come_before_the_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("syngap.experiments.engine.run_local", run_inline)
+    monkeypatch.setattr("syngap.bench.runner.local.run_local", run_inline)
     file = written(tmp_path)
     chosen = ["--methods", "er"]
     code, _, told = called(capsys, "landscape", file, *chosen, "--points", 2, "--samples", 20)

@@ -19,11 +19,12 @@ import pytest
 import yaml
 from tiny import called, job, results, run_inline, tree, write_arrays, written
 
-from syngap.experiments import engine, loggers
-from syngap.experiments.engine import run_here
-from syngap.experiments.environment import now
-from syngap.experiments.loggers import Following
-from syngap.experiments.run import Job
+from syngap.bench.runner import local as engine
+from syngap.bench.runner import loggers
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.loggers import Following
+from syngap.bench.runner.run import Job
+from syngap.bench.store.environment import now
 
 # Of MLflow's own models, under SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The ..noload.. loader:DeprecationWarning")
@@ -239,7 +240,7 @@ def interrupted(task: Job, at: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+        patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             run_here(task, tell)
 

@@ -23,11 +23,11 @@ from learning import (
 from notebook import Interrupted, Notebook
 from torch import Tensor, nn
 
-from syngap.methods import Learner, Method
-from syngap.metrics import Evaluation
-from syngap.streams import Batch, InMemory, Split, Stream, Tasks
-from syngap.training import train
-from syngap.training.checkpoint import packed, unpacked
+from syngap.bench.methods import Learner, Method
+from syngap.bench.metrics import Evaluation
+from syngap.bench.streams import Batch, InMemory, Split, Stream, Tasks
+from syngap.bench.training import train
+from syngap.bench.training.checkpoint import packed, unpacked
 
 
 def run(case: str, stream: Stream, **options: Any) -> tuple[Method, Notebook]:

@@ -27,14 +27,14 @@ from refused import refused
 from runfolders import DEMO, Made, write_experiment, write_run
 from tiny import called, job, results, state, written
 
-from syngap.errors import UserError
-from syngap.experiments.engine import run_here
-from syngap.experiments.folder import read_runs, read_status, read_yaml
-from syngap.experiments.keep import keep, search_of
-from syngap.experiments.reading import SMALL
-from syngap.report.page import page, write_page
-from syngap.streams.arrays import npz
-from syngap.streams.cifar100 import cifar100
+from syngap.bench.config.reading import SMALL
+from syngap.bench.errors import UserError
+from syngap.bench.reporting.page import page, write_page
+from syngap.bench.runner.local import run_here
+from syngap.bench.store.folder import read_runs, read_status, read_yaml
+from syngap.bench.store.keep import keep, search_of
+from syngap.bench.streams.arrays import npz
+from syngap.bench.streams.cifar100 import cifar100
 
 Captured = pytest.CaptureFixture[str]
 ESCAPE = "\x1b]0;owned\x07"

@@ -25,13 +25,14 @@ from oracle import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import methods, optim
-from syngap.memory import Memory
-from syngap.methods import Learner, Method
-from syngap.methods.states import restored
-from syngap.options import checked, defaults, signature
-from syngap.streams import Batch, Stream
-from syngap.training.checkpoint import packed, random_states, restore_random_states, unpacked
+from syngap import optim
+from syngap.bench import methods
+from syngap.bench.memory import Memory
+from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.states import restored
+from syngap.bench.options import checked, defaults, signature
+from syngap.bench.streams import Batch, Stream
+from syngap.bench.training.checkpoint import packed, random_states, restore_random_states, unpacked
 
 INPUTS, CLASSES, ROWS = 5, 4, 6
 every_case = pytest.mark.parametrize("case", CASES)

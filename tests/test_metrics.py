@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from syngap.metrics import (
+from syngap.bench.metrics import (
     Evaluation,
     accuracy,
     anytime_accuracy,

@@ -17,17 +17,17 @@ from runfolders import Made, write_experiment
 from tiny import job, results, state, write_arrays
 from torch import Tensor, nn
 
-from syngap.errors import UserError
-from syngap.experiments import engine
-from syngap.experiments.config import parsed
-from syngap.experiments.engine import run_here
-from syngap.experiments.folder import read_runs
-from syngap.experiments.run import Job
-from syngap.methods import Learner
-from syngap.methods.sgd import SGD
-from syngap.report.rows import rows
-from syngap.streams import Batch, Split, Stream, Tasks
-from syngap.streams.files import ImageFiles
+from syngap.bench.config.experiment import parsed
+from syngap.bench.errors import UserError
+from syngap.bench.methods import Learner
+from syngap.bench.methods.sgd import SGD
+from syngap.bench.reporting.rows import rows
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.run import Job
+from syngap.bench.store.folder import read_runs
+from syngap.bench.streams import Batch, Split, Stream, Tasks
+from syngap.bench.streams.files import ImageFiles
 
 
 def images(folder: Path, count: int = 4) -> list[Path]:
@@ -96,7 +96,7 @@ def interrupted(here: Job, at: int) -> None:
 def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A run that was killed after its first task."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
     write_arrays(tmp_path / "data.npz")
     here = job(
         tmp_path / "er-0", "stream={name: npz, path: data.npz, tasks: 2, batch: 10, epochs: 4}"
@@ -166,7 +166,7 @@ def test_an_anchor_may_be_used_where_it_is_nested_deeper() -> None:
 
 
 def test_a_plan_of_a_billion_passes_is_refused() -> None:
-    from syngap.streams import load
+    from syngap.bench.streams import load
 
     with refused("stream.epochs"):
         load("digits", epochs=1_000_000_000)
@@ -175,7 +175,7 @@ def test_a_plan_of_a_billion_passes_is_refused() -> None:
 def test_an_array_file_that_claims_the_whole_memory_is_refused(tmp_path: Path) -> None:
     import zipfile
 
-    from syngap.streams.arrays import npz
+    from syngap.bench.streams.arrays import npz
 
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(

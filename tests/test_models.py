@@ -16,10 +16,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP, streams
-from syngap.errors import UserError
-from syngap.models import cnn, mlp, registry, resnet18
-from syngap.options import checked, signature
+from syngap import SynGAP
+from syngap.bench import streams
+from syngap.bench.errors import UserError
+from syngap.bench.models import cnn, mlp, registry, resnet18
+from syngap.bench.options import checked, signature
 
 Make = Callable[..., nn.Module]
 

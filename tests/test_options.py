@@ -9,9 +9,9 @@ from typing import Any, Literal, Optional, Union
 import pytest
 import yaml
 
-from syngap.errors import UserError, nearest
-from syngap.methods.er_ace import ERACE
-from syngap.options import (
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.options import (
     Count,
     Natural,
     NonNegative,

@@ -21,11 +21,11 @@ from refused import refused
 from runfolders import DEMO, LAYERS, Made, write_experiment, write_run
 from tiny import tree
 
-from syngap.experiments import packed
-from syngap.experiments.folder import read_runs
-from syngap.experiments.outcome import Run
-from syngap.experiments.packed import are_same, is_packed, read_packed, write_packed
-from syngap.metrics import Evaluation
+from syngap.bench.metrics import Evaluation
+from syngap.bench.store import packed
+from syngap.bench.store.folder import read_runs
+from syngap.bench.store.outcome import Run
+from syngap.bench.store.packed import are_same, is_packed, read_packed, write_packed
 
 RUNS, CURVES = "runs.jsonl", "curves.jsonl.gz"
 

@@ -18,12 +18,12 @@ from runfolders import (
     write_search,
 )
 
-from syngap.experiments.folder import read_runs
-from syngap.experiments.landscapes.surface import read_landscapes
-from syngap.report.headline import compare, rivals, subject
-from syngap.report.page import write_page
-from syngap.report.rows import rows
-from syngap.report.statistics import half_width
+from syngap.bench.reporting.headline import compare, rivals, subject
+from syngap.bench.reporting.page import write_page
+from syngap.bench.reporting.rows import rows
+from syngap.bench.reporting.statistics import half_width
+from syngap.bench.store.folder import read_runs
+from syngap.bench.store.surface import read_landscapes
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix" or not FOUND, reason="no Chromium on this machine"),

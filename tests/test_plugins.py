@@ -11,20 +11,20 @@ import pytest
 import torch
 from helpers import assert_identical
 
-from syngap import methods, models, streams
-from syngap.errors import UserError
-from syngap.methods import Learner
-from syngap.options import checked, signature
-from syngap.registry import Registry
-from syngap.training import train
+from syngap.bench import methods, models, streams
+from syngap.bench.errors import UserError
+from syngap.bench.methods import Learner
+from syngap.bench.options import checked, signature
+from syngap.bench.registry import Registry
+from syngap.bench.training import train
 
 MODULE = '''
 import torch
 from torch import nn
 
-from syngap.methods import Method
-from syngap.options import Count, Positive
-from syngap.streams import arrays
+from syngap.bench.methods import Method
+from syngap.bench.options import Count, Positive
+from syngap.bench.streams import arrays
 
 
 class Slow(Method):
@@ -142,7 +142,7 @@ def test_their_method_learns_their_stream_with_their_network() -> None:
 
 
 def test_a_plug_in_cannot_replace_what_ships_with_the_package() -> None:
-    assert methods.registry.get("er").__module__ == "syngap.methods.er"
+    assert methods.registry.get("er").__module__ == "syngap.bench.methods.er"
 
 
 @pytest.mark.parametrize(

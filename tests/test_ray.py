@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from tiny import called, job, results, state, tiny, tree, write_arrays, written
 
-from syngap.errors import UserError
-from syngap.experiments import cluster as engine
-from syngap.experiments.cluster import Cluster, connected
-from syngap.experiments.config import Experiment
-from syngap.experiments.engine import Event, run_here
-from syngap.experiments.files import nobody_in
-from syngap.experiments.plan import make_plan
-from syngap.experiments.run import Job
-from syngap.storage import strays
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.errors import UserError
+from syngap.bench.runner import cluster as engine
+from syngap.bench.runner.cluster import Cluster, connected
+from syngap.bench.runner.local import Event, run_here
+from syngap.bench.runner.plan import make_plan
+from syngap.bench.runner.run import Job
+from syngap.bench.storage import strays
+from syngap.bench.store.files import nobody_in
 
 pytest.importorskip("ray")
 from ray import cluster_utils
@@ -266,7 +266,7 @@ def test_a_second_command_is_refused_before_it_changes_anything(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Where no lock of a folder reaches the other machine."""
-    monkeypatch.setattr("syngap.experiments.plan.alone_in", lambda folder: nullcontext())
+    monkeypatch.setattr("syngap.bench.runner.plan.alone_in", lambda folder: nullcontext())
     monkeypatch.setattr(engine, "connected", lambda *_: nullcontext(Cluster(cluster._ray)))
     monkeypatch.setattr(engine, "_PATIENCE", 1.0)
     command = ["run", written(here, *SHORT), "--out", "out", "--engine", "ray"]

@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 from runfolders import DEMO, Made, write_experiment, write_run
 
-from syngap.errors import UserError
-from syngap.experiments.files import alone_in
-from syngap.experiments.folder import read_run, read_runs
-from syngap.report.figures import accuracy_figure
-from syngap.report.headline import compare, headline, rivals, subject
-from syngap.report.page import embed_json, page, page_data, write_page
-from syngap.report.rows import MEASURES, omissions, rows
-from syngap.report.series import accuracy_curve, boundaries, plasticity_curve
-from syngap.report.tables import best_rows, markdown, table
+from syngap.bench.errors import UserError
+from syngap.bench.reporting.figures import accuracy_figure
+from syngap.bench.reporting.headline import compare, headline, rivals, subject
+from syngap.bench.reporting.page import embed_json, page, page_data, write_page
+from syngap.bench.reporting.rows import MEASURES, omissions, rows
+from syngap.bench.reporting.series import accuracy_curve, boundaries, plasticity_curve
+from syngap.bench.reporting.tables import best_rows, markdown, table
+from syngap.bench.store.files import alone_in
+from syngap.bench.store.folder import read_run, read_runs
 
 NOON = datetime(2025, 11, 15, 12, tzinfo=timezone.utc)
 
@@ -177,8 +177,8 @@ def test_damaged_folder_is_named(tmp_path):
 
 def test_report_imports_no_training():
     code = (
-        "import sys, syngap.report.page, syngap.report.figures;"
-        "print([m for m in sys.modules if m.startswith(('syngap.training', 'matplotlib'))])"
+        "import sys, syngap.bench.reporting.page, syngap.bench.reporting.figures;"
+        "print([m for m in sys.modules if m.startswith(('syngap.bench.training', 'matplotlib'))])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

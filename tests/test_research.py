@@ -14,16 +14,16 @@ from helpers import assert_identical
 from test_captured import Rerun
 from torch import Tensor, nn
 
-from syngap.experiments.config import read
-from syngap.methods import Learner, Method
-from syngap.methods.derpp import DERpp
-from syngap.methods.er import ER
-from syngap.methods.er_ace import ERACE
-from syngap.methods.syngap import SynGAP
+from syngap.bench.config.experiment import read
+from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.derpp import DERpp
+from syngap.bench.methods.er import ER
+from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.methods.syngap import SynGAP
+from syngap.bench.options import checked, signature
+from syngap.bench.streams import Batch
+from syngap.bench.training.captured import Captured
 from syngap.optim.scores import sample_labels
-from syngap.options import checked, signature
-from syngap.streams import Batch
-from syngap.training.captured import Captured
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"

@@ -15,8 +15,8 @@ from helpers import assert_identical
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from syngap.memory import ClassBalanced, Memory, Reservoir
-from syngap.memory.drawing import subset
+from syngap.bench.memory import ClassBalanced, Memory, Reservoir
+from syngap.bench.memory.drawing import subset
 
 KINDS = pytest.mark.parametrize("kind", [Reservoir, ClassBalanced])
 

@@ -12,10 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from runfolders import Made, write_experiment, write_run
 
-from syngap.errors import UserError
-from syngap.report.curves import area, reach
-from syngap.report.documents import run_query
-from syngap.report.results import Results
+from syngap.bench.errors import UserError
+from syngap.bench.reporting.curves import area, reach
+from syngap.bench.reporting.documents import run_query
+from syngap.bench.reporting.results import Results
 
 curves = st.dictionaries(
     st.sampled_from([0.01, 0.03, 0.1, 0.3, 1.0, 3.0]), st.floats(0, 60), min_size=2

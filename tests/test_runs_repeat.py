@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny import RESULTS, job, results, tiny, write_arrays
 
-from syngap.experiments.config import Experiment
-from syngap.experiments.engine import Event, run_here, run_local
-from syngap.experiments.plan import make_plan
-from syngap.experiments.run import stream_of
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.runner.local import Event, run_here, run_local
+from syngap.bench.runner.plan import make_plan
+from syngap.bench.runner.run import stream_of
 
 Found: TypeAlias = dict[str, dict[str, bytes]]
 
@@ -81,7 +81,7 @@ def test_the_number_of_threads_is_that_of_the_experiment(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sum depends in its last bits on how many there are."""
-    monkeypatch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
     before, found = torch.get_num_threads(), []
     settings = f"training.threads={threads}", "model.hidden=[300]"
     run_here(job(tmp_path / "once", *settings), lambda *_: found.append(torch.get_num_threads()))

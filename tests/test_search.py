@@ -13,9 +13,9 @@ from refused import refused
 from test_config import VALUES, taken
 from tiny import tiny
 
-from syngap.experiments.config import Experiment, read, with_settings
-from syngap.experiments.tuning.search import Search
-from syngap.experiments.tuning.space import Space
+from syngap.bench.config.experiment import Experiment, read, with_settings
+from syngap.bench.config.search import Search
+from syngap.bench.config.space import Space
 
 SEARCH: dict[str, Any] = {
     "trials": 3,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from syngap.experiments import sharing
+from syngap.bench.runner import mps as sharing
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 

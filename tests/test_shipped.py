@@ -15,11 +15,11 @@ import pytest
 import torch
 from tiny import called
 
-from syngap import registry, streams
-from syngap.experiments.config import Experiment, read, shipped
-from syngap.experiments.run import beginning
-from syngap.streams import Batch, Pixels
-from syngap.streams.transform import Transform
+from syngap.bench import registry, streams
+from syngap.bench.config.experiment import Experiment, read, shipped
+from syngap.bench.runner.run import beginning
+from syngap.bench.streams import Batch, Pixels
+from syngap.bench.streams.transform import Transform
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "running.md"
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def experiment(name: str) -> Experiment:
 
 def comment(name: str) -> str:
     """What the file says before it begins, in one line."""
-    text = (files("syngap.experiments") / "shipped" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (files("syngap.bench.config") / "shipped" / f"{name}.yaml").read_text(encoding="utf-8")
     head = text.partition("name:")[0]
     return " ".join(line.lstrip("# ") for line in head.splitlines())
 

@@ -16,7 +16,7 @@ from PIL import Image
 from realdata import unpacked
 from tiny import called, run_inline
 
-from syngap.experiments import engine
+from syngap.bench.runner import local as engine
 
 SETTINGS = (
     "model.width=2",

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learning import numbered, numbers, parts, picture_tasks
 
-from syngap import streams
-from syngap.errors import UserError
-from syngap.streams import Batch, InMemory, Split, Stream, Tasks
+from syngap.bench import streams
+from syngap.bench.errors import UserError
+from syngap.bench.streams import Batch, InMemory, Split, Stream, Tasks
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 seeds = st.integers(0, 5)

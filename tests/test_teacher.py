@@ -26,12 +26,12 @@ from test_methods import (
 )
 from torch import Tensor, nn
 
-from syngap import methods
-from syngap.errors import UserError
-from syngap.methods import Learner, Method
-from syngap.methods.average import Average, warn_if_long
-from syngap.methods.teacher import Teacher
-from syngap.streams import Batch
+from syngap.bench import methods
+from syngap.bench.errors import UserError
+from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.average import Average, warn_if_long
+from syngap.bench.methods.teacher import Teacher
+from syngap.bench.streams import Batch
 
 RETENTION, STRENGTH, RATE, REPLAY = 0.6, 0.4, 0.2, 4
 REPLAYING = ["er", "er_ace", "derpp", "syngap"]
@@ -170,7 +170,7 @@ def test_a_teacher_adds_strength_times_the_divergence_from_the_average(
     draws: Draws,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("syngap.methods.descent.Average", PreciseAverage)
+    monkeypatch.setattr("syngap.bench.methods.descent.Average", PreciseAverage)
     gate: dict[str, Any] = {"retention": 0.8, "consolidation": 0.3, "damping": 1e-6}
     own: dict[str, Any] = {"lr": RATE}
     if name == "syngap":

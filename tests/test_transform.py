@@ -7,8 +7,8 @@ import torch
 from chances import UNLIKELY, chance, p_value
 from torch import Tensor
 
-from syngap.streams.tasks import Pixels
-from syngap.streams.transform import Transform
+from syngap.bench.streams.tasks import Pixels
+from syngap.bench.streams.transform import Transform
 
 COLOUR = Pixels(scale=255.0, mean=(0.5, 0.25, 0.125), std=(0.5, 0.25, 2.0))
 PLAIN = Pixels()

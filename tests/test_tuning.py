@@ -19,15 +19,15 @@ from test_search import SEARCH
 from tiny import called, run_inline, state, tree, written
 from torch import Tensor
 
-from syngap.experiments import engine
-from syngap.experiments.run import Job
-from syngap.experiments.tuning import study
-from syngap.experiments.tuning.space import Space
-from syngap.experiments.tuning.study import RANDOM_FIRST, suggestion
-from syngap.experiments.tuning.trials import Outcome, Trial
-from syngap.options import Count
-from syngap.streams import Samples, Tasks
-from syngap.streams.digits import digits
+from syngap.bench.config.space import Space
+from syngap.bench.options import Count
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.run import Job
+from syngap.bench.streams import Samples, Tasks
+from syngap.bench.streams.digits import digits
+from syngap.bench.tuning import study
+from syngap.bench.tuning.study import RANDOM_FIRST, suggestion
+from syngap.bench.tuning.trials import Outcome, Trial
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -90,7 +90,7 @@ def test_every_row_has_its_trials_and_the_best_is_chosen(here: Path, call: Call)
 
 
 def loaded_experiment(here: Path) -> dict[str, Any]:
-    from syngap.experiments.config import Experiment, read
+    from syngap.bench.config.experiment import Experiment, read
 
     mapping = Experiment.from_mapping(read(str(here / "tiny.yaml"))).as_mapping()
     return dict(yaml.safe_load(yaml.safe_dump(mapping)))
@@ -177,7 +177,7 @@ def test_trials_learn_and_choose_without_the_test_samples(
         made = digits(seed, data, tasks=tasks)
         return replace(made, test=replace(made.test, samples=Untouchable(made.test.samples)))
 
-    monkeypatch.setattr("syngap.streams.digits.digits", poisoned)
+    monkeypatch.setattr("syngap.bench.streams.digits.digits", poisoned)
     code, _, said = call("run", "tiny.yaml", "--out", "table", "--methods", "er")
     assert (code, "AssertionError: test samples were read" in said) == (1, True)
     assert call(*TUNE)[0] == 0
@@ -427,7 +427,7 @@ def test_without_optuna_one_line_says_how_to_get_it(
 
 def test_the_command_line_does_not_import_optuna() -> None:
     probe = (
-        "import sys, syngap.cli, syngap.experiments.tuning.study; print('optuna' in sys.modules)"
+        "import sys, syngap.bench.cli, syngap.bench.tuning.study; print('optuna' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert result.stdout == "False\n", result.stderr

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
-from syngap.errors import UserError
-from syngap.streams import unpickled as module
-from syngap.streams.unpickled import unpickled
+from syngap.bench.errors import UserError
+from syngap.bench.streams import unpickled as module
+from syngap.bench.streams.unpickled import unpickled
 
 PIXELS = np.arange(6 * 3072, dtype=np.uint64).astype(np.uint8).reshape(6, 3072)
 BATCH: dict[bytes | str, Any] = {

@@ -23,16 +23,16 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from syngap import SynGAP
-from syngap.experiments import engine
-from syngap.experiments.config import Experiment, Training, read
-from syngap.experiments.engine import run_here
-from syngap.experiments.folder import read_runs
-from syngap.experiments.formats import FORMAT
-from syngap.experiments.landscapes.surface import read_landscapes
-from syngap.experiments.plan import make_plan
+from syngap.bench.config.experiment import Experiment, Training, read
+from syngap.bench.config.formats import FORMAT
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.plan import make_plan
+from syngap.bench.store.folder import read_runs
+from syngap.bench.store.surface import read_landscapes
+from syngap.bench.training import checkpoint
 from syngap.optim import Ballistic, GatedOptimizer
 from syngap.optim.state_transfer import VERSION
-from syngap.training import checkpoint
 
 EARLIER = Path(__file__).with_name("earlier")
 ROWS = ("er-0", "syngap-0")
@@ -62,7 +62,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [job.name for job in plan.jobs] == list(ROWS)
     told: list[int] = []
     with pytest.MonkeyPatch.context() as patch, plan.begun():
-        patch.setattr("syngap.experiments.journal._TELL_EVERY", 0.0)
+        patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
         for job in plan.jobs:
             run_here(job, lambda step, accuracy: told.append(step))
     assert min(told) >= INTERRUPTED  # no run began again

@@ -13,11 +13,11 @@ from learning import numbers
 from PIL import Image
 from refused import refused
 
-from syngap import streams
-from syngap.streams import InMemory, Samples, Split, Stream, Tasks
-from syngap.streams import folder as module
-from syngap.streams.files import ImageFiles
-from syngap.streams.folder import folder
+from syngap.bench import streams
+from syngap.bench.streams import InMemory, Samples, Split, Stream, Tasks
+from syngap.bench.streams import folder as module
+from syngap.bench.streams.files import ImageFiles
+from syngap.bench.streams.folder import folder
 
 Pairs = list[tuple[int, int]]
 

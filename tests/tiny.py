@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from syngap import cli
-from syngap.experiments import engine
-from syngap.experiments.config import Experiment, with_settings
-from syngap.experiments.engine import Event
-from syngap.experiments.run import Job
+from syngap.bench import cli
+from syngap.bench.config.experiment import Experiment, with_settings
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import Event
+from syngap.bench.runner.run import Job
 
 RESULTS = ("accuracy.csv", "metrics.jsonl", "checkpoint/weights.safetensors")
 TINY: dict[str, Any] = {

@@ -11,8 +11,8 @@ import numpy as np
 
 from finetuning.analysis import compare, curves, groups_in, whole_seeds
 from finetuning.tables import plain_label, two_digits
-from syngap.metrics import half_interval
-from syngap.report.figures.style import COLOURS, INK, SOFT, bare, drawn
+from syngap.bench.metrics import half_interval
+from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, bare, drawn
 
 __all__ = ["draw_frontiers", "draw_sizes"]
 

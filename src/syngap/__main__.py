@@ -2,7 +2,7 @@
 
 import sys
 
-from syngap.cli import main
+from syngap.bench.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from fuzz.trees import Tree, snapshot, write
-from syngap import cli
-from syngap.errors import UserError
+from syngap.bench import cli
+from syngap.bench.errors import UserError
 
 SECONDS = 10.0  # for a step: a hundred times what a valid input takes
 STUCK = 120.0  # seconds, for all steps of an input

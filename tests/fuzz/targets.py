@@ -30,18 +30,19 @@ from tiny import TINY, run_inline
 
 from fuzz.guard import Broken, Step, called
 from fuzz.trees import Tree, read
-from syngap import registry
-from syngap.experiments import config, engine
-from syngap.experiments.config import Experiment, shipped, with_settings
-from syngap.experiments.engine import run_here
-from syngap.experiments.folder import read_runs
-from syngap.experiments.journal import FolderJournal
-from syngap.experiments.keep import keep
-from syngap.experiments.plan import jobs_of, make_plan
-from syngap.report.page import page
-from syngap.streams import load
-from syngap.streams.core50 import described
-from syngap.training.checkpoint import unpacked
+from syngap.bench import registry
+from syngap.bench.config import experiment as config
+from syngap.bench.config.experiment import Experiment, shipped, with_settings
+from syngap.bench.reporting.page import page
+from syngap.bench.runner import local as engine
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.plan import jobs_of, make_plan
+from syngap.bench.store.folder import read_runs
+from syngap.bench.store.journal import FolderJournal
+from syngap.bench.store.keep import keep
+from syngap.bench.streams import load
+from syngap.bench.streams.core50 import described
+from syngap.bench.training.checkpoint import unpacked
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from syngap.methods.derpp import DERpp
-from syngap.methods.er_ace import ERACE
-from syngap.methods.syngap import SynGAP
+from syngap.bench.methods.derpp import DERpp
+from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.methods.syngap import SynGAP
 
 __all__ = ["GatedDERpp", "GatedERACE"]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
-from syngap.methods.er import ER
-from syngap.methods.er_ace import ERACE
-from syngap.methods.learner import Learner
+from syngap.bench.methods.er import ER
+from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.methods.learner import Learner
+from syngap.bench.options import Count, Natural, NonNegative, Proportion, Retention
 from syngap.optim.scores import sample_labels
-from syngap.options import Count, Natural, NonNegative, Proportion, Retention
 
 __all__ = ["Kronecker", "KroneckerACE"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from syngap.methods.er import ER
-from syngap.methods.learner import Learner
-from syngap.options import NonNegative, Proportion, Retention
-from syngap.streams.stream import Batch
+from syngap.bench.methods.er import ER
+from syngap.bench.methods.learner import Learner
+from syngap.bench.options import NonNegative, Proportion, Retention
+from syngap.bench.streams.stream import Batch
 
 __all__ = ["Metaplastic"]
 

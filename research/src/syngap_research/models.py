@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from syngap.options import Count
+from syngap.bench.options import Count
 
 __all__ = ["small_cnn"]
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch.nn.functional import avg_pool2d
 
-from syngap.options import Count
-from syngap.streams.cifar100 import cifar100
-from syngap.streams.tasks import InMemory, Split, Tasks
+from syngap.bench.options import Count
+from syngap.bench.streams.cifar100 import cifar100
+from syngap.bench.streams.tasks import InMemory, Split, Tasks
 
 __all__ = ["small_cifar100"]
 

@@ -1,0 +1,371 @@
+"""An experiment as it is asked for: read, completed, checked, with errors that name the place.
+
+    name: digits
+    stream: {name: digits, epochs: 2, batch: 8}
+    model: {name: mlp, hidden: [100]}
+    training: {evaluate_every: 10}
+    methods: {er: {lr: 0.3, buffer: 50}, er_slow: {method: er, lr: 0.03, buffer: 50}}
+    seeds: [0, 1, 2]
+
+A key of `methods` names a row of the table and is the method's name, unless `method` says another.
+What `search` may hold is in search.py; runs do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from annotated_types import Ge, Le
+
+from syngap.bench import methods, models, streams
+from syngap.bench.config.formats import FORMAT, check_format
+from syngap.bench.config.reading import BoundedLoader, text_in
+from syngap.bench.config.search import Search
+from syngap.bench.config.values import (
+    mapping_of,
+    method_of,
+    name_of,
+    options_of,
+    part_of,
+    seeds_in,
+    seeds_of,
+)
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.methods.learner import NonFinite, Precision
+from syngap.bench.options import (
+    Natural,
+    NonNegative,
+    Says,
+    checked,
+    defaults,
+    named,
+    shown,
+    signature,
+)
+from syngap.bench.streams import Stream
+
+__all__ = [
+    "FORMAT",
+    "Experiment",
+    "Training",
+    "as_then",
+    "complete_method",
+    "completed",
+    "parsed",
+    "read",
+    "seeds_of",
+    "shipped",
+    "with_settings",
+]
+
+_KEYS = ("name", "stream", "model", "training", "methods", "seeds", "search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The options of `training`.
+
+    Args:
+        device: "auto" is the GPU where there is one.
+        precision: "fp32", or "bf16" for the network's forward pass.
+        captured: on a GPU, replay training steps as CUDA graphs.
+        threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
+            is part of the experiment and does not follow the number of workers.
+        deterministic: on a GPU, take kernels that add in the same order each time, so that a run
+            repeats bit for bit, more slowly; on a CPU it does anyway.
+        non_finite: where a loss or its gradients are NaN or infinite, "raise" ends the run and says
+            at which step; "skip" leaves such steps out and counts them, uncaptured on a GPU.
+        evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
+        checkpoint_seconds: at least so long between checkpoints within a task.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "fp32"
+    captured: bool = True
+    threads: Annotated[int, Ge(1), Le(1024), Says("a whole number from 1 to 1024")] = 1
+    deterministic: bool = False
+    non_finite: NonFinite = "raise"
+    evaluate_every: Natural = 0
+    checkpoint_seconds: NonNegative = 60.0
+
+    def __post_init__(self) -> None:
+        checked(vars(self), signature(type(self)), "training")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A complete, checked experiment: every option of everything is there."""
+
+    name: str
+    stream: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+    seeds: list[int] = field(default_factory=lambda: [0])
+    search: Search | None = None
+
+    def __post_init__(self) -> None:
+        seeds_in(self.seeds)
+
+    @classmethod
+    def from_mapping(cls, given: Any) -> Experiment:
+        """Return the experiment that a YAML file describes; UserError where it cannot be one."""
+        given = mapping_of(given, "the configuration")
+        check_format(given, "the configuration")
+        for key in given:
+            if key not in (*_KEYS, "format"):
+                hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
+                raise UserError(f"{named(key)}: unknown option{hint}")
+        for key in ("stream", "model", "methods"):
+            if not given.get(key):
+                raise UserError(f"{key}: missing")
+        rows = mapping_of(given["methods"], "methods")
+        experiment = cls(
+            name=name_of(given.get("name", "experiment"), "name"),
+            stream=part_of(given["stream"], "stream", streams.registry.names(), streams.options),
+            model=part_of(
+                given["model"],
+                "model",
+                models.registry.names(),
+                lambda name: signature(models.registry.get(name)),
+            ),
+            training=checked(
+                options_of(given.get("training"), "training"), signature(Training), "training"
+            ),
+            methods={
+                name_of(row, "methods"): method_of(row, options) for row, options in rows.items()
+            },
+            seeds=seeds_in(given.get("seeds", [0])),
+        )
+        if given.get("search") is None:
+            return experiment
+        search = Search.from_mapping(
+            mapping_of(given["search"], "search"),
+            stream=experiment.stream,
+            methods=experiment.methods,
+            seeds=experiment.seeds,
+        )
+        return replace(experiment, search=search)
+
+    def select(self, rows: Sequence[str] | None, seeds: Sequence[int] | None) -> Experiment:
+        """Return the part of the experiment with these rows and seeds; None is all."""
+        for row in rows or ():
+            if row not in self.methods:
+                hint = (
+                    nearest(row.lower(), self.methods) or f"; there are {', '.join(self.methods)}"
+                )
+                if row in methods.registry.names():
+                    hint = f" row; --set methods.{row}={{}} adds it"
+                raise UserError(f"methods: unknown {shown(row)}{hint}")
+        if self.search and (shared := self.search.shared(seeds or ())):
+            raise UserError(
+                f"--seeds: {shared} of the experiment's search, which would flatter the result; "
+                "give others"
+            )
+        chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
+        return replace(
+            self,
+            methods=chosen,
+            seeds=list(seeds) if seeds is not None else self.seeds,
+            search=self.search.of(chosen) if self.search else None,
+        )
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return what `from_mapping` makes the same experiment of."""
+        rows = {
+            row: {"method": options["name"], **{k: v for k, v in options.items() if k != "name"}}
+            for row, options in self.methods.items()
+        }
+        mapping = {
+            "format": FORMAT,
+            "name": self.name,
+            "stream": self.stream,
+            "model": self.model,
+            "training": self.training,
+            "methods": rows,
+            "seeds": self.seeds,
+        }
+        return {**mapping, "search": self.search.as_mapping()} if self.search else mapping
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the configuration of every run, rows within seeds.
+
+        So whatever else the machine is busy with falls on all rows, and their times compare.
+        """
+        return [
+            {
+                "format": FORMAT,
+                "experiment": self.name,
+                "row": row,
+                "seed": seed,
+                "stream": self.stream,
+                "model": self.model,
+                "training": self.training,
+                "method": options,
+            }
+            for seed in self.seeds
+            for row, options in self.methods.items()
+        ]
+
+
+def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version wrote, with what it did without saying.
+
+    Last batches were short, steps were not captured, `cnn` had no norms, and importance that was
+    refreshed seldom was so from the first step on.
+    """
+    then = dict(written)
+    if isinstance(model := written.get("model"), dict) and model.get("name") == "cnn":
+        then["model"] = {"norm": "none", **model}
+    for part, name, value in (("stream", "remainder", "short"), ("training", "captured", False)):
+        if isinstance(options := written.get(part), dict):
+            then[part] = {name: value, **options}
+    rows = written.get("methods")
+    if isinstance(rows, dict):
+        then["methods"] = {row: _cold_then(options, "method", row) for row, options in rows.items()}
+    if "method" in written:
+        then["method"] = _cold_then(written["method"], "name")
+    return then
+
+
+def _cold_then(options: Any, key: str, row: str = "") -> Any:
+    """Say `warmup: 0` of a method that has such an option; others may have an `every`, too."""
+    if isinstance(options, dict) and options.get("every", 1) != 1:
+        method = options.get(key, row)
+        if isinstance(method, str) and "warmup" in complete_method({"name": method}):
+            return {"warmup": 0, **options}
+    return options
+
+
+def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration `run` with the options that came later than it, at their defaults.
+
+    So a new option, whose default leaves everything as it was, makes no earlier run useless.
+
+    Args:
+        run: what a run's folder says.
+        like: what this version would write for the same stream, model and method.
+    """
+    added = {
+        "stream": defaults(streams.registry.get(like["stream"]["name"])) | defaults(Stream),
+        "model": defaults(models.registry.get(like["model"]["name"])),
+        "training": defaults(Training),
+        "method": defaults(methods.registry.get(like["method"]["name"])),
+    }
+    complete = {**as_then(run), "format": FORMAT}
+    for part, options in added.items():
+        if isinstance(complete.get(part), dict):
+            complete[part] = {**options, **complete[part]}
+    return complete
+
+
+def complete_method(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's options, `name` among them, with those that came later at their defaults.
+
+    Of a method whose package is not installed here, what is said is all that is known; the order
+    is that of `options`, so that the same is said of it either way.
+    """
+    try:
+        known = defaults(methods.registry.get(options["name"]))
+    except UserError:
+        known = {}
+    return {**options, **{name: value for name, value in known.items() if name not in options}}
+
+
+def read(name_or_file: str) -> dict[str, Any]:
+    """Return the raw configuration from a YAML file, or of an experiment that ships."""
+    path = Path(name_or_file)
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            text = text_in(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
+    elif name_or_file in shipped():
+        text = (files("syngap.bench.config") / "shipped" / f"{name_or_file}.yaml").read_text(
+            encoding="utf-8"
+        )
+    else:
+        hint = nearest(name_or_file, shipped()) or (
+            f"; there are {', '.join(shipped())}, or give a .yaml file"
+        )
+        raise UserError(f"unknown experiment {shown(name_or_file)}{hint}")
+    return mapping_of(parsed(text, str(path)), str(path))
+
+
+def shipped() -> list[str]:
+    """Return the names of the experiments that come with the package."""
+    folder = files("syngap.bench.config") / "shipped"
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return `given` with every "a.b.c=value" of `settings` put in; values are YAML.
+
+    Examples:
+        >>> with_settings({"methods": {"er": None}}, ["methods.er.lr=0.3"])
+        {'methods': {'er': {'lr': 0.3}}}
+    """
+    changed = dict(given)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not all(path.split(".")):
+            raise UserError(
+                f"--set: got {shown(setting)}, expected key=value, such as stream.epochs=2"
+            )
+        *parents, last = path.split(".")
+        place = changed
+        for depth, key in enumerate(parents):
+            inner = place.get(key)
+            if depth == 0 and key in ("stream", "model") and isinstance(inner, str):
+                inner = {"name": inner}
+            place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
+            place = place[key]
+        place[last] = parsed(text, f"--set {named(path)}")
+    if "methods" in changed:
+        _check_rows(mapping_of(changed["methods"], "methods"), given.get("methods"))
+    return changed
+
+
+def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
+    """Refuse rows that a setting added by mistyping one that was there."""
+    known = [str(row) for row in before] if isinstance(before, dict) else []
+    for row, options in rows.items():
+        new = isinstance(options, dict) and "method" in options
+        if not new and str(row) not in (*known, *methods.registry.names()):
+            rows_are = f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}"
+            raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
+
+
+def parsed(text: str, where: str) -> Any:
+    """Return the YAML in `text`; UserError where it is none."""
+    try:
+        return yaml.load(text, _Strict)  # a safe loader
+    except Exception as error:  # "!!timestamp x" and its like raise anything
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise UserError(f"{where}{line}: not YAML ({' '.join(str(problem).split())})") from error
+
+
+class _Strict(BoundedLoader):
+    """YAML in which a key that stands twice is a mistake, not a value that is lost."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} stands twice", key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return node
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

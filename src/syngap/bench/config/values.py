@@ -1,0 +1,106 @@
+"""The parts of a configuration as they are given: what each may be, with errors that name it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from syngap.bench import methods
+from syngap.bench.config.reading import is_name
+from syngap.bench.errors import UserError
+from syngap.bench.options import LARGEST_SEED, checked, shown, signature
+
+__all__ = ["mapping_of", "method_of", "name_of", "options_of", "part_of", "seeds_in", "seeds_of"]
+
+
+def part_of(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:
+    """Return the stream or network that is meant, complete.
+
+    Args:
+        given: its name, or its name and options.
+        path: what messages call it.
+        names: those it may have.
+        options: from a name to the options that go with it.
+    """
+    given = {"name": given} if isinstance(given, str) else dict(mapping_of(given, path))
+    name = given.pop("name", None)
+    if not isinstance(name, str) or not name.isprintable():
+        raise UserError(f"{path}.name: got {shown(name)}, expected one of {', '.join(names)}")
+    try:
+        allowed = options(name)
+    except UserError as error:
+        raise UserError(f"{path}.name: {error}") from error
+    return {"name": name, **checked(given, allowed, path)}
+
+
+def method_of(row: Any, given: Any) -> dict[str, Any]:
+    """Return the method of a row with all of its options."""
+    given = dict(options_of(given, f"methods.{row}"))
+    name = given.pop("method", row)
+    if not isinstance(name, str) or not name.isprintable():
+        raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
+    try:
+        method = methods.registry.get(name)
+    except UserError as error:
+        raise UserError(f"methods.{row}: {error}") from error
+    return {"name": name, **checked(given, signature(method), f"methods.{row}")}
+
+
+def seeds_in(given: Any, path: str = "seeds") -> list[int]:
+    """Return the seeds that a list, a number or text such as "0..4" means."""
+    if isinstance(given, str):
+        return seeds_of(given, path)
+    given = [given] if isinstance(given, int) else given
+    right = (
+        isinstance(given, list)
+        and given
+        and all(
+            isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= LARGEST_SEED
+            for seed in given
+        )
+    )
+    if not right or len(set(given)) != len(given):
+        raise UserError(
+            f"{path}: got {shown(given)}, expected different whole numbers ≥ 0 and "
+            f"≤ {LARGEST_SEED}, such as [0, 1, 2]"
+        )
+    return list(given)
+
+
+def seeds_of(text: str, path: str = "seeds") -> list[int]:
+    """Return the seeds that "0..4" or "0,3,7" means.
+
+    Examples:
+        >>> seeds_of("0..4"), seeds_of("3")
+        ([0, 1, 2, 3, 4], [3])
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,10})(?:\.\.([0-9]{1,10}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first >= 10_000:
+            raise UserError(f"{path}: got {shown(text)}, expected numbers such as 0..4 or 0,1,2")
+        seeds += range(first, last + 1)
+    return seeds_in(seeds, path)
+
+
+def options_of(given: Any, path: str) -> dict[str, Any]:
+    """Return a mapping that may be left empty."""
+    return {} if given is None else mapping_of(given, path)
+
+
+def mapping_of(given: Any, path: str) -> dict[str, Any]:
+    """Return `given` where it is a mapping; UserError otherwise."""
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: got {shown(given)}, expected names with values")
+    return given
+
+
+def name_of(given: Any, path: str) -> str:
+    """Return `given` where it can name a folder; UserError otherwise."""
+    if not is_name(given):
+        raise UserError(
+            f"{path}: got {shown(given)}, expected a name of letters, digits and _ . + -"
+        )
+    return str(given)

@@ -1,0 +1,28 @@
+"""Ways of learning from a stream: one file, one method.
+
+Another package adds one by an entry point of the group "syngap.methods": a `Method` whose
+constructor takes a `Learner` and keyword-only options.
+"""
+
+from syngap.bench.methods.learner import Learner
+from syngap.bench.methods.method import Method
+from syngap.bench.registry import Registry
+
+__all__ = ["Learner", "Method", "registry"]
+
+registry = Registry(
+    "method",
+    "syngap.methods",
+    {
+        "sgd": "syngap.bench.methods.sgd:SGD",
+        "sgdm": "syngap.bench.methods.sgdm:SGDM",
+        "adam": "syngap.bench.methods.adam:Adam",
+        "ballistic": "syngap.bench.methods.ballistic:Ballistic",
+        "ewcpp": "syngap.bench.methods.ewcpp:EWCpp",
+        "er": "syngap.bench.methods.er:ER",
+        "er_ace": "syngap.bench.methods.er_ace:ERACE",
+        "derpp": "syngap.bench.methods.derpp:DERpp",
+        "syngap": "syngap.bench.methods.syngap:SynGAP",
+        "joint": "syngap.bench.methods.joint:Joint",
+    },
+)

@@ -1,0 +1,214 @@
+"""The finding of an experiment in a few sentences, from differences over shared seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from syngap.bench.reporting.rows import Row
+from syngap.bench.reporting.statistics import (
+    Spread,
+    format_number,
+    half_width,
+    paired_difference,
+    time_ratio,
+    verdict,
+)
+
+__all__ = ["Comparison", "best_row", "compare", "headline", "rivals", "strongest", "subject"]
+
+_SUBJECT = "syngap"
+_RIVALS = ("er", "sgd")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row less another, seed by seed.
+
+    Args:
+        rival: the label of the other.
+        seeds: how many finished seeds they share.
+        accuracy: difference in ACC, in points.
+        forgetting: difference in FM, in points.
+        time: training time as a multiple of the other's.
+    """
+
+    rival: str
+    seeds: int
+    accuracy: Spread | None
+    forgetting: Spread | None
+    time: float | None
+
+
+def compare(ours: Row, theirs: Row) -> Comparison:
+    """Return how `ours` differs from `theirs` over the seeds that both have finished."""
+    a, b = ours.values, theirs.values
+    return Comparison(
+        rival=theirs.label,
+        seeds=len({*ours.seeds} & {*theirs.seeds}),
+        accuracy=paired_difference(a["ACC"], b["ACC"]),
+        forgetting=paired_difference(a["FM"], b["FM"]),
+        time=time_ratio(a["seconds"], b["seconds"]),
+    )
+
+
+def subject(rows: Sequence[Row]) -> Row | None:
+    """Return the row that the report is about: SynGAP's, the best of them if there are several."""
+    return _find(rows, _SUBJECT)
+
+
+def rivals(rows: Sequence[Row]) -> list[Row]:
+    """Return what it is compared with: ER, SGD and the best of all other methods."""
+    best = strongest(rows)
+    return _usual_rivals(rows) + ([best] if best else [])
+
+
+def strongest(rows: Sequence[Row]) -> Row | None:
+    """Return the best of the other methods, None where that is the row of ER or SGD anyway."""
+    best = best_row(_others(rows))
+    return None if best in _usual_rivals(rows) else best
+
+
+def best_row(rows: Sequence[Row]) -> Row | None:
+    """Return the row with the highest ACC, None where no row has a finished seed."""
+    finished = [row for row in rows if row.seeds]
+    return max(finished, key=lambda row: fmean(row.values["ACC"].values()), default=None)
+
+
+def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
+    """Return the finding in a few sentences, whichever way it went and whatever is missing.
+
+    Args:
+        rows: the experiment's.
+        numbers: whether differences are given, in points, or only which way they go.
+    """
+    best = best_row(_continual(rows))
+    if best is None:
+        done = [row.label for row in rows if row.seeds]
+        return f"Only {done[0]} has finished: there is nothing to compare yet." if done else _NONE
+    ours, theirs = subject(rows), rivals(rows)
+    if ours is None:
+        highest = f"Of the others, {best.label} ends highest: {_end(best)}."
+        return f"There is no finished run of SynGAP. {highest}"
+    if not theirs:
+        alone = "No other method has finished to compare it with."
+        return f"{ours.label} ends at {_end(ours)}. {alone}"
+    found = [compare(ours, row) for row in theirs]
+    decided = [each for each in found if verdict(each.accuracy) is not None]
+    undecided = [_in_list(each.rival) for each in found if each not in decided]
+    if decided:
+        forgetting = {each.rival: each.forgetting for each in decided}
+        accuracy = {each.rival: each.accuracy for each in decided}
+        findings = [
+            _sentence(f"{ours.label} forgets ", _FORGETS, forgetting, numbers),
+            _sentence("It ends ", _ENDS, accuracy, numbers),
+        ]
+        few = [f"Too few shared seeds to compare it with {rival}." for rival in undecided]
+    else:
+        ends = [
+            f"{_in_list(row.label)} ends at {format_number(row.spread('ACC'))} %"
+            for row in (ours, *theirs)
+        ]
+        findings, few = [f"Too few seeds for a verdict: {_join(ends)}."], []
+    rest = [_cost(found), _settings(ours, theirs), *few, _all_diverged(rows)]
+    return " ".join(filter(None, [*findings, *rest]))
+
+
+_NONE = "No run has finished yet."
+_FORGETS = {-1: "less than", 0: "not measurably more or less than", 1: "more than"}
+_ENDS = {1: "more accurate than", 0: "not measurably above or below", -1: "less accurate than"}
+
+
+def _sentence(
+    begins: str, words: Mapping[int, str], differences: Mapping[str, Spread | None], numbers: bool
+) -> str:
+    """Return one sentence that names every rival after the words for its verdict."""
+    parts = []
+    unit = " points, 95 %"  # given once
+    for sign, phrase in words.items():
+        names = []
+        for rival, difference in differences.items():
+            if difference and verdict(difference) == sign:
+                interval = Spread(difference.mean, half_width(difference))
+                number = f"{format_number(interval, sign='+')}{unit}" if numbers else ""
+                names.append(_in_list(rival, number))
+                unit = ""
+        if names:
+            parts.append(f"{phrase} {_join(names)}")
+    return f"{begins}{_join(parts, last=', and ')}." if parts else ""
+
+
+def _in_list(label: str, more: str = "") -> str:
+    """Return a label for a list in a sentence: its options in brackets, so without a comma.
+
+    Examples:
+        >>> _in_list("ER"), _in_list("ER, lr 0.1"), _in_list("ER, lr 0.1", "+3.0 ± 1.2")
+        ('ER', 'ER (lr 0.1)', 'ER (lr 0.1; +3.0 ± 1.2)')
+    """
+    method, _, options = label.partition(", ")
+    inside = "; ".join(filter(None, [options, more]))
+    return f"{method} ({inside})" if inside else method
+
+
+def _join(parts: Sequence[str], last: str = " and ") -> str:
+    """Return parts as a list in a sentence.
+
+    Examples:
+        >>> _join(["ER"]), _join(["ER", "SGD", "DER++"])
+        ('ER', 'ER, SGD and DER++')
+    """
+    return last.join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _cost(found: Sequence[Comparison]) -> str:
+    known = [(each.rival, each.time) for each in found if each.time is not None]
+    times = [(rival, f"{time:.1f}" if time < 9.95 else f"{time:.0f}") for rival, time in known]
+    parts = [f"{time}\N{NO-BREAK SPACE}× that of {_in_list(rival)}" for rival, time in times]
+    return f"Its training time is {_join(parts)}." if parts else ""
+
+
+def _settings(ours: Row, theirs: Sequence[Row]) -> str:
+    """Return in what else the compared rows differ: a memory, and learning rates."""
+    without = [_in_list(row.label) for row in theirs if not row.options.get("buffer")]
+    sentences = []
+    if ours.options.get("buffer") and without:
+        have = "have" if without[1:] else "has"
+        sentences.append(f"{_in_list(ours.label)} has a memory; {_join(without)} {have} none.")
+    rates = {row.label: str(row.options["lr"]) for row in (ours, *theirs) if "lr" in row.options}
+    if len({*rates.values()}) > 1:
+        named = [
+            _in_list(label) + ("" if ", lr " in label else f" {rate}")
+            for label, rate in rates.items()
+        ]
+        sentences.append(f"Learning rates differ: {_join(named)}.")
+    return " ".join(sentences)
+
+
+def _all_diverged(rows: Sequence[Row]) -> str:
+    """Return which rows have no number because all of their runs diverged."""
+    found = [_in_list(r.label) for r in rows if r.diverged and not r.seed_note(r.diverged)]
+    return f"{_join(found)} diverged with every seed." if found else ""
+
+
+def _end(row: Row) -> str:
+    forgetting = row.spread("FM")
+    points = f", {format_number(forgetting)} points forgotten" if forgetting else ""
+    return f"{format_number(row.spread('ACC'))} % accuracy{points}"
+
+
+def _continual(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.seeds and not row.joint]
+
+
+def _others(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in _continual(rows) if row.method != _SUBJECT]
+
+
+def _usual_rivals(rows: Sequence[Row]) -> list[Row]:
+    return [row for name in _RIVALS if (row := _find(_others(rows), name))]
+
+
+def _find(rows: Sequence[Row], method: str) -> Row | None:
+    named = [row for row in _continual(rows) if row.name == method]
+    return best_row(named or [row for row in _continual(rows) if row.method == method])

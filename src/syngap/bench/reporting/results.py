@@ -1,0 +1,292 @@
+"""A folder of results: experiments in folders of their own, with the searches beside their runs.
+
+DIR/NAME/experiment.yaml     an experiment, and a folder for each of its runs
+DIR/NAME/search/             what `syngap tune` wrote, where the experiment's values were searched
+    search.yaml              spaces, sampler, chosen values
+    trials.csv               every trial, a line each
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from syngap.bench.config.reading import reading, text_in
+from syngap.bench.config.space import Space
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.reporting.headline import best_row
+from syngap.bench.reporting.rows import Row, rows
+from syngap.bench.store.folder import Run, read_runs, read_yaml
+
+__all__ = [
+    "Results",
+    "Search",
+    "SearchRow",
+    "holds_experiments",
+    "read_search",
+    "search_data",
+    "search_table",
+]
+
+_SEARCH = "search"
+_SEARCH_COLUMNS = ("method", "tried", "chosen", "validation ACC ↑", "trials", "diverged")
+
+
+def holds_experiments(folder: Path) -> bool:
+    """Return whether `folder` is not an experiment itself but the parent of some."""
+    return not (folder / "experiment.yaml").is_file() and any(folder.glob("*/experiment.yaml"))
+
+
+class Results:
+    """The experiments in `folder` by name, each read once.
+
+    Args:
+        folder: holds a folder for each, with the name of the experiment.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._runs: dict[str, list[Run]] = {}
+        self._rows: dict[str, list[Row]] = {}
+
+    @property
+    def place(self) -> str:
+        """The folder as a relative path; of an absolute path, its last name."""
+        return self.folder.name if self.folder.is_absolute() else self.folder.as_posix()
+
+    def names(self) -> list[str]:
+        """Return the experiments that are there, in the order of their names."""
+        return sorted(path.parent.name for path in self.folder.glob("*/experiment.yaml"))
+
+    def runs(self, name: str) -> list[Run]:
+        """Return every run of an experiment."""
+        if name not in self._runs:
+            if not self.folder.is_dir():
+                raise UserError(f"{self.folder}: no such folder; --results gives another")
+            known = self.names()
+            if name not in known:
+                hint = nearest(name, known) or f"; there are {', '.join(known) or 'none'}"
+                raise UserError(f'{self.folder}: no experiment "{name}"{hint}')
+            self._runs[name] = read_runs(self.folder / name)
+        return self._runs[name]
+
+    def rows(self, name: str) -> list[Row]:
+        """Return the rows of an experiment's table."""
+        if name not in self._rows:
+            self._rows[name] = rows(self.runs(name))
+        return self._rows[name]
+
+    def row(self, name: str, row: str, *, finished: bool = True) -> Row:
+        """Return one row.
+
+        Args:
+            name: of the experiment.
+            row: its name, or "best:er" for the row of that method with the highest ACC. The choice
+                is made by the numbers that are then shown, so it is optimistic.
+            finished: whether it must have a finished seed.
+        """
+        done = [found for found in self.rows(name) if found.seeds or not finished]
+        if row.startswith("best:"):
+            method = row.removeprefix("best:")
+            best = best_row([found for found in done if found.method == method])
+            if best is None:
+                raise UserError(f'{self.folder / name}: no finished row of the method "{method}"')
+            return best
+        for found in done:
+            if found.name == row:
+                return found
+        known = [found.name for found in done]
+        hint = nearest(row, known) or f"; there are {', '.join(known) or 'none'}"
+        raise UserError(f'{self.folder / name}: no finished row "{row}"{hint}')
+
+    def search(self, name: str) -> Search | None:
+        """Return the search that chose the values of an experiment, None where there was none."""
+        return read_search(self.folder / name, self.rows(name))
+
+    def search_place(self, name: str) -> str:
+        """Return the folder of an experiment's search, as a document names it."""
+        return f"{self.place}/{name}/{_SEARCH}"
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """What a search tried and chose for one row.
+
+    Args:
+        label: the row's, as a reader sees it.
+        spaces: option → values that the search could try.
+        chosen: option → its value; nothing before all trials have ended.
+        accuracy: of the chosen trial on validation samples, in percent.
+        trials: how many there were.
+        diverged: how many of them.
+        used: whether the row of the table has the chosen values.
+        initial: whether the chosen trial was the first, with the values that the search started at.
+    """
+
+    label: str
+    spaces: Mapping[str, Space]
+    chosen: Mapping[str, Any]
+    accuracy: float | None
+    trials: int
+    diverged: int
+    used: bool
+    initial: bool
+
+    @property
+    def cells(self) -> list[str]:
+        """The texts of its line in the table."""
+        tried = [f"{option} {_range(space)}" for option, space in self.spaces.items()]
+        chosen = [
+            f"{option} {_value(value)}{_edge(self.spaces.get(option), value)}"
+            for option, value in self.chosen.items()
+        ]
+        accuracy = "–" if self.accuracy is None else f"{self.accuracy:.2f}"
+        return [
+            *(self.label, "; ".join(tried), "; ".join(chosen) or "nothing yet", accuracy),
+            *(str(self.trials), str(self.diverged)),
+        ]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How values were chosen, and which.
+
+    Args:
+        rows: in the order of the experiment.
+        seeds: of the runs of a trial.
+        stream: options of its stream that differ from the table's.
+        sampler: the algorithm that suggested values.
+    """
+
+    rows: list[SearchRow]
+    seeds: list[int]
+    stream: Mapping[str, Any]
+    sampler: str
+
+    @property
+    def caption(self) -> str:
+        """What a reader of its table has to know."""
+        counts = {row.trials for row in self.rows}
+        every = f"{counts.pop()} trials of every row" if len(counts) == 1 else "Trials as counted"
+        stream = ", ".join(f"{option} {_value(value)}" for option, value in self.stream.items())
+        seeds = ", ".join(map(str, self.seeds))
+        sentences = [
+            f"{every} with seed {seeds}, by {self.sampler}; on the table's stream with {stream}, "
+            "so that this ACC is not the table's.",
+            "The trial with the highest was chosen; one that diverged counts as 0.",
+        ]
+        if any("edge" in row.cells[2] for row in self.rows):
+            sentences.append("At an edge of what was tried, better values may lie beyond.")
+        if initial := [row.label for row in self.rows if row.initial]:
+            names = " and ".join(initial)
+            sentences.append(f"Of {names} it is the first, at values given to the search.")
+        if others := [row.label for row in self.rows if row.chosen and not row.used]:
+            sentences.append(f"The table does not have what was chosen for {', '.join(others)}.")
+        return " ".join(sentences)
+
+
+def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
+    """Return the search in an experiment's folder, None where there is none.
+
+    Args:
+        folder: the experiment's.
+        rows: of its table.
+    """
+    path = folder / _SEARCH / "search.yaml"
+    if not path.is_file():
+        return None
+    found, trials = read_yaml(path), _trials(path.with_name("trials.csv"))
+    by_name = {row.name: row for row in rows}
+    chosen = found.get("chosen", {})
+    with reading(path):
+        search = Search(
+            rows=[
+                _search_row(name, spaces, chosen.get(name), trials, by_name.get(name))
+                for name, spaces in found["spaces"].items()
+            ],
+            seeds=list(found["seeds"]),
+            stream=dict(found["stream"]),
+            sampler=str(found["sampler"]["name"]),
+        )
+        search_data(search)  # so that a value that cannot be written is an error of this file
+        return search
+
+
+def search_data(search: Search) -> dict[str, Any]:
+    """Return the table of a search as plain values for the page."""
+    return {
+        "columns": list(_SEARCH_COLUMNS),
+        "rows": [row.cells for row in search.rows],
+        "says": search.caption,
+    }
+
+
+def search_table(search: Search, place: str) -> str:
+    """Return the table of a search as Markdown; `place` is where its files are."""
+    rule = ("---", "---", "---", "---:", "---:", "---:")
+    lines = [_SEARCH_COLUMNS, rule, *(row.cells for row in search.rows)]
+    body = [f"| {' | '.join(cells)} |" for cells in lines]
+    caption = f"{search.caption} Every trial is in `{place}/trials.csv`."
+    return "\n".join([*body, "", caption]) + "\n"
+
+
+def _search_row(
+    name: str,
+    spaces: Mapping[str, Any],
+    chosen: Mapping[str, Any] | None,
+    trials: Sequence[Mapping[str, str]],
+    row: Row | None,
+) -> SearchRow:
+    states = [trial["state"] for trial in trials if trial["row"] == name]
+    values = dict(chosen["values"]) if chosen else {}
+    if chosen and chosen["trials"] != len(states):
+        raise ValueError(f"{name}: {chosen['trials']} trials, trials.csv has {len(states)}")
+    return SearchRow(
+        label=row.label if row else name,
+        spaces={option: _space(space) for option, space in spaces.items()},
+        chosen=values,
+        accuracy=float(chosen["ACC"]) if chosen else None,
+        trials=len(states),
+        diverged=states.count("diverged"),
+        used=row is not None and all(row.options.get(o) == v for o, v in values.items()),
+        initial=bool(values) and all(spaces[o].get("start") == v for o, v in values.items()),
+    )
+
+
+def _space(content: Mapping[str, Any]) -> Space:
+    (kind,) = (key for key in content if key != "start")
+    return Space(kind, list(content[kind]), content.get("start"))
+
+
+def _trials(path: Path) -> list[dict[str, str]]:
+    with reading(path):
+        try:
+            return list(csv.DictReader(io.StringIO(text_in(path), newline="")))
+        except csv.Error as error:
+            raise ValueError(error) from error
+
+
+def _range(space: Space) -> str:
+    """Return the values that the search could try.
+
+    Examples:
+        >>> _range(Space("log", [0.003, 1.0])), _range(Space("choose", [0.0, 0.9]))
+        ('0.003 to 1 (log)', '0 or 0.9')
+    """
+    values = [_value(value) for value in space.values]
+    if space.kind == "choose":
+        return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
+    return " to ".join(values) + (" (log)" if space.kind == "log" else "")
+
+
+def _edge(space: Space | None, value: Any) -> str:
+    edge = space.edge(value) if space else ""
+    return f" ({edge} edge)" if edge else ""
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,272 @@
+"""From an experiment and a folder to the runs that are still to be done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from syngap.bench.config.experiment import Experiment, as_then, completed
+from syngap.bench.errors import UserError
+from syngap.bench.options import shown
+from syngap.bench.runner.run import Job, beginning, stream_of
+from syngap.bench.storage import clean, make_folder, strays
+from syngap.bench.store.environment import chosen_device
+from syngap.bench.store.files import alone_in, write_yaml
+from syngap.bench.store.folder import read_environment, read_status, read_yaml
+from syngap.bench.store.packed import is_packed
+from syngap.bench.store.removal import is_run_of, remove_run
+
+__all__ = ["Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
+
+IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
+_NAMED = 5  # of many paths in one message
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done in `out`.
+
+    Args:
+        experiment: with the rows and seeds that were asked for there before.
+        out: the folder.
+        jobs: the runs to do.
+        done: those that need not be done again.
+        steps: how many a row's runs have.
+        stale: folders of runs to remove first.
+        others: folders that hold a config.yaml and no run of this experiment: they stay.
+    """
+
+    experiment: Experiment
+    out: Path
+    jobs: list[Job]
+    done: list[Job]
+    steps: dict[str, int]
+    stale: list[Path] = field(default_factory=list)
+    others: list[Path] = field(default_factory=list)
+
+    @contextmanager
+    def begun(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+        """Make the folder, remove what is to be replaced, and let nobody else in meanwhile.
+
+        Args:
+            say: is told what stays there because syngap did not write it.
+        """
+        with self._writing():
+            make_folder(self.out, within=self.out)
+        with alone_in(self.out):
+            with self._writing():
+                left = [*self.others]
+                for folder in self.stale:
+                    left += remove_run(folder, within=self.out)
+                if left:
+                    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+                    named = ", ".join(map(str, left[:_NAMED]))
+                    say(f"--fresh removes files of runs alone and left {named}{more}")
+                clean(self.out, within=self.out)
+                mapping = self.experiment.as_mapping()
+                write_yaml(self.out / "experiment.yaml", mapping, within=self.out)
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # asking for permission does not find every reason
+            reason = error.strerror or error
+            raise UserError(f"{self.out}: cannot be written ({reason})") from error
+
+
+def make_plan(
+    experiment: Experiment,
+    out: Path,
+    *,
+    data: Path | None = None,
+    if_there: IfThere = "refuse",
+    device: str | None = None,
+) -> Plan:
+    """Return the plan, having checked all that can be checked before the first step.
+
+    Nothing is written or removed until the plan is begun.
+
+    Args:
+        experiment: what to run.
+        out: where.
+        data: where data sets are.
+        if_there: what to do with earlier runs in `out`: refuse to begin, go on with them, or
+            remove them first.
+        device: what the runs will have, where they are done on other machines.
+    """
+    experiment = replace(experiment, search=None)  # no run depends on it
+    jobs = jobs_of(experiment, out, data, device)
+    earlier = _earlier(experiment, out, if_there)
+    _check_writable(out)
+    steps = _check_buildable(jobs)
+    if earlier and if_there == "replace":
+        found = sorted(config.parent for config in out.glob("*/config.yaml"))
+        stale = [folder for folder in found if is_run_of(experiment.name, folder)]
+        others = [folder for folder in found if folder not in stale]
+        for job in jobs:
+            _check_ours(job.folder)
+            if job.folder in others:
+                raise UserError(
+                    f"{job.folder}: its config.yaml is not that of this run, and --fresh removes "
+                    "runs alone; move the folder away, or give another --out"
+                )
+        return Plan(experiment, out, jobs, [], steps, stale, others)
+    merged = _merged(experiment, earlier, out) if earlier else experiment
+    done = [job for job in jobs if is_done(job)]
+    return Plan(merged, out, [job for job in jobs if job not in done], done, steps)
+
+
+def jobs_of(
+    experiment: Experiment, out: Path, data: Path | None, device: str | None = None
+) -> list[Job]:
+    """Return every run of the experiment, on `device` or on the one that is chosen here."""
+    device = device or chosen_device(experiment.training["device"]).type
+    jobs = []
+    for run in experiment.runs():
+        # What "auto" stands for here: going on elsewhere would give other numbers.
+        config = {**run, "training": {**run["training"], "device": device}}
+        jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
+    return jobs
+
+
+def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:
+    """Return what experiment.yaml in `out` says, None where nothing is there yet."""
+    try:
+        found = {*out.iterdir()} - {*strays(out), out / "landscapes"}
+        inside = sorted(path.name for path in found)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise UserError(f"{out}: is not a folder") from None
+    except OSError as error:
+        raise UserError(f"{out}: cannot be read ({error.strerror})") from error
+    if not inside:
+        return None
+    if "experiment.yaml" not in inside:
+        raise UserError(f"{out}: holds other things ({inside[0]}) and no runs; give another --out")
+    if is_packed(out):
+        raise UserError(f"{out}: holds packed results, and runs need a folder; give another --out")
+    earlier = read_yaml(out / "experiment.yaml")
+    if earlier.get("name") != experiment.name:
+        raise UserError(
+            f"{out}: holds runs of another experiment, {shown(earlier.get('name'))}, "
+            f'not "{experiment.name}"; give another --out'
+        )
+    if if_there == "refuse":
+        raise UserError(
+            f"{out}: holds runs already; --resume goes on with them, --fresh removes them, "
+            "or give another --out"
+        )
+    return earlier
+
+
+def _check_writable(out: Path) -> None:
+    there = out
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{out}: no permission to write in {there}")
+
+
+def _check_buildable(jobs: list[Job]) -> dict[str, int]:
+    """Load the data and make each method once, so that a mistake shows before the first run."""
+    steps: dict[str, int] = {}
+    stream = stream_of(jobs[0].config, jobs[0].data)
+    for job in jobs:
+        row = job.config["row"]
+        if row not in steps:
+            method = beginning(job.config, stream, torch.device("cpu"))()
+            try:
+                method.state_dict()
+            except TypeError as error:  # better now than at the first checkpoint
+                raise UserError(f"methods.{row}: {error}") from error
+            steps[row] = len(stream.presented(method.sees))
+    return steps
+
+
+def is_done(job: Job) -> bool:
+    """Return whether a run has ended; UserError where it was begun with other options."""
+    path = job.folder / "config.yaml"
+    _check_ours(job.folder)
+    if not path.is_file():
+        return False
+    check_equal(path, _begun_with(job), job.config)
+    return read_status(job.folder).get("state") == "done"
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a run whose folder leads elsewhere: going on would write there."""
+    inside = [each for each in (folder, folder / "checkpoint") if each.is_dir()]
+    half_written = {stray for each in inside for stray in strays(each)}  # which will be removed
+    for path in (folder, *(path for each in inside for path in each.iterdir())):
+        if path in half_written:
+            continue
+        if path.is_symlink():
+            raise UserError(
+                f"{path}: is a link, and a run goes on in its own folder; move it there"
+            )
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path}: is neither a file nor a folder")
+
+
+def _begun_with(job: Job) -> dict[str, Any]:
+    """Return what config.yaml says, as this version would have written it."""
+    before = completed(read_yaml(job.folder / "config.yaml"), job.config)
+    training, now = before.get("training"), job.config["training"]
+    if isinstance(training, dict) and training["device"] == "auto" != now["device"]:
+        # The first runs did not say what it stood for; what they ran on, they did.
+        on = "cpu" if read_environment(job.folder).get("device") == "cpu" else "cuda"
+        before["training"] = {**training, "device": on}
+    return before
+
+
+def check_equal(path: Path, before: Any, now: Any) -> None:
+    """Refuse to go on where what `path` says is not what is asked for now."""
+    before, now = json.loads(json.dumps([before, now]))  # lists and tuples are the same in a file
+    if before != now:
+        raise UserError(f"{path}: {_difference(before, now)}; give another --out, or --fresh")
+
+
+def _difference(before: Any, now: Any, path: str = "") -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*now, *before]:
+            if before.get(key) != now.get(key):
+                inner = f"{path}.{key}" if path else str(key)
+                return _difference(before.get(key), now.get(key), inner)
+    return f"{path or 'the configuration'} was {shown(before)} there and is {shown(now)} now"
+
+
+def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Experiment:
+    """Return the experiment with the rows and seeds that were asked for before as well.
+
+    Everything else must be as it was, or the table would compare what cannot be compared.
+    """
+    path = out / "experiment.yaml"
+    try:
+        before = Experiment.from_mapping(as_then(earlier))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    rows = {**before.methods, **experiment.methods}
+    shared = [row for row in experiment.methods if row in before.methods]
+    was, now = before.as_mapping(), experiment.as_mapping()
+    for mapping in (was, now):
+        mapping["methods"] = {row: mapping["methods"][row] for row in shared}
+        del mapping["seeds"]
+    check_equal(path, was, now)
+    return Experiment(
+        experiment.name,
+        experiment.stream,
+        experiment.model,
+        experiment.training,
+        rows,
+        sorted({*before.seeds, *experiment.seeds}),
+    )

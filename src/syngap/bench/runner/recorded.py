@@ -1,0 +1,91 @@
+"""A recorded experiment, to be run again exactly as it was: read from its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from syngap.bench.config.experiment import Experiment, as_then, completed
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.store.folder import Run
+
+__all__ = ["again", "chosen_rows"]
+
+_USUAL = ("syngap", "er")
+
+
+def chosen_rows(recorded: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
+    """Return the rows to run again: those asked for ("all" is all), else SynGAP's and ER's."""
+    known = list(dict.fromkeys(run.row for run in recorded if run.done))
+    if asked is None:
+        return [row for row in _USUAL if row in known] or known
+    if list(asked) == ["all"]:
+        return known
+    for row in asked:
+        if row not in known:
+            hint = nearest(row, known) or f"; there are {', '.join(known)}"
+            raise UserError(f'--row: no finished run of "{row}" is recorded{hint}')
+    return list(asked)
+
+
+def again(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experiment:
+    """Return the experiment that runs `rows` again, with `count` of the seeds they share.
+
+    Options that came later than the record take their defaults. The device is the recorded one
+    where it is here, otherwise whichever there is.
+
+    Args:
+        recorded: every run that is recorded.
+        rows: which of them.
+        count: how many seeds, the lowest first.
+    """
+    done = {(run.row, run.seed): run for run in recorded if run.done}
+    seeds = sorted(
+        seed for seed in {seed for _, seed in done} if all((row, seed) in done for row in rows)
+    )
+    if len(seeds) < count:
+        raise UserError(f"--seeds: {count} were asked for, {len(seeds)} are recorded for all rows")
+    chosen = [done[row, seed] for seed in seeds[:count] for row in rows]
+    experiment = replace(_asked(chosen), seeds=seeds[:count])
+    for run, config in zip(chosen, experiment.runs(), strict=True):
+        _check_as_recorded(run, config)
+    device = experiment.training["device"]
+    if device == "cuda" and not torch.cuda.is_available():
+        device = "auto"
+    return replace(experiment, training={**experiment.training, "device": device})
+
+
+def _asked(runs: Sequence[Run]) -> Experiment:
+    config = as_then(runs[0].config)
+    methods = {}
+    for run in runs:
+        options = dict(run.config["method"])
+        methods[run.row] = {"method": options.pop("name"), **options}
+    try:
+        return Experiment.from_mapping(
+            {
+                "name": config["experiment"],
+                **{part: config[part] for part in ("stream", "model", "training")},
+                "methods": methods,
+            }
+        )
+    except (KeyError, UserError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
+        raise UserError(f"{runs[0].path}: {reason}") from error
+
+
+def _check_as_recorded(run: Run, config: dict[str, Any]) -> None:
+    """Refuse rows that were not recorded in one and the same setting."""
+    was, now = json.loads(json.dumps([completed(run.config, config), config]))
+    for part in ("stream", "model", "training", "method"):
+        for option in {**was[part], **now[part]}:
+            same = was[part].get(option) == now[part].get(option)
+            if not same and option not in ("device", "checkpoint_seconds"):
+                raise UserError(
+                    f"{run.path}: {part}.{option} is not that of the other runs; "
+                    "give a single --row"
+                )

@@ -1,0 +1,191 @@
+"""A run is a folder while it runs, and everything that is said about it then comes from there.
+
+Kept runs are packed (`syngap.bench.store.packed`); `read_runs` reads either.
+
+DIR/experiment.yaml          what was asked for, complete
+DIR/METHOD-SEED/
+    config.yaml              this run, complete and resolved
+    environment.json         versions, hardware, command
+    status.json              running, done or failed; steps; seconds of training
+    accuracy.csv             R: after each task, the accuracy on every task, in percent
+    metrics.jsonl            every evaluation on the way, a line each
+    checkpoint/              where to go on from: safetensors, no pickle
+    error.txt                of a run that failed: where
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from syngap.bench.config.formats import check_format
+from syngap.bench.config.reading import LARGE, json_in, reading, text_in, yaml_in
+from syngap.bench.errors import UserError
+from syngap.bench.metrics import Evaluation
+from syngap.bench.store.outcome import (
+    Planned,
+    Run,
+    check_accuracy,
+    check_config,
+    check_follows,
+    check_status,
+    evaluation_of,
+    summary_of,
+)
+from syngap.bench.store.packed import is_packed, read_packed
+
+__all__ = [
+    "Planned",
+    "Run",
+    "csv_of",
+    "evaluation_of",
+    "read_environment",
+    "read_run",
+    "read_runs",
+    "read_status",
+    "read_yaml",
+]
+
+
+def read_runs(directory: Path) -> list[Run]:
+    """Return every run in `directory`, in the order of the experiment's methods and seeds.
+
+    Args:
+        directory: what `syngap run` wrote, with a folder a run, or `syngap keep`, packed.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: there is no such folder")
+    plan = directory / "experiment.yaml"
+    if not plan.is_file():
+        raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
+    planned = _planned(plan)
+    configs = sorted(directory.glob("*/config.yaml"))
+    folders = [config.parent for config in configs if _holds_run(config.parent)]
+    if folders and is_packed(directory):
+        raise UserError(
+            f"{directory}: holds packed runs and run folders ({folders[0].name}); move the run "
+            f"folders elsewhere with experiment.yaml, and `syngap keep` adds them"
+        )
+    found = read_packed(directory) if is_packed(directory) else map(read_run, folders)
+    runs = [replace(run, planned=planned) for run in found]
+    if not runs:
+        raise UserError(f"{directory}: no run has begun there")
+    _check_alike([run for run in runs if run.done])
+    place = {row: number for number, row in enumerate(planned.methods)}
+    return sorted(runs, key=lambda run: (place.get(run.row, len(place)), run.row, run.seed))
+
+
+def _check_alike(done: Sequence[Run]) -> None:
+    """Refuse finished runs that no mean over seeds, and no table of rows, can be made of."""
+    shapes: dict[str, tuple[Run, tuple[int, ...]]] = {}
+    for run in done:
+        ends = sum(evaluation.end for evaluation in run.record)
+        shape = (len(run.accuracy), *map(len, run.accuracy[:1]), *([ends] if run.record else []))
+        other, expected = shapes.setdefault(run.row, (run, shape))
+        if any(one != each for one, each in zip(shape, expected, strict=False)):
+            raise UserError(f"{run.path}: not of as many tasks as {other.path.name}")
+
+
+def read_run(path: Path) -> Run:
+    """Return what the run folder `path` says, whether the run has ended or not."""
+    config = read_yaml(path / "config.yaml")
+    with reading(path / "config.yaml"):
+        check_config(config)
+    accuracy = _matrix(path / "accuracy.csv")
+    initial: tuple[float, ...] | None = None
+    record: list[Evaluation] = []
+    summaries: dict[int, dict[str, float]] = {}
+    with reading(path / "metrics.jsonl"):
+        for line in _lines(path / "metrics.jsonl"):
+            evaluation = evaluation_of(line)
+            check_follows(evaluation, record, accuracy)
+            if evaluation.step:
+                record.append(evaluation)
+            else:
+                initial = evaluation.accuracy
+            if summary := line.get("summary"):
+                summaries[evaluation.step] = summary_of(summary)
+    return Run(
+        path=path,
+        config=config,
+        status=read_status(path),
+        environment=read_environment(path),
+        accuracy=accuracy,
+        initial=initial,
+        record=record,
+        summaries=summaries,
+    )
+
+
+def _planned(path: Path) -> Planned:
+    found = read_yaml(path)
+    with reading(path):
+        given = {row: dict(o or {}) for row, o in dict(found.get("methods") or {}).items()}
+        methods = {row: {"name": str(o.pop("method", row)), **o} for row, o in given.items()}
+        for row, options in methods.items():
+            check_config({"row": row, "seed": 0, "method": options})
+        return Planned(methods, tuple(int(seed) for seed in found.get("seeds") or ()))
+
+
+def _holds_run(path: Path) -> bool:
+    """Return whether a folder with a config.yaml holds a run, not a landscape or other things."""
+    status = (path / "status.json").exists()
+    begun = (path / "environment.json").exists() and not (path / "landscape.json").is_file()
+    return status or begun
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """Return the state of the run in `path`; nothing where it has not begun."""
+    found = _json(path / "status.json")
+    with reading(path / "status.json"):
+        check_status(found)
+    return found
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """Return what the run in `path` ran on."""
+    return _json(path / "environment.json")
+
+
+def csv_of(rows: Iterable[tuple[int, Sequence[float]]], tasks: int) -> str:
+    """Return accuracy.csv: (number of tasks learned, accuracy by task) a line.
+
+    Examples:
+        >>> print(csv_of([(1, [98.5, 0.0])], tasks=2), end="")
+        after,task_1,task_2
+        1,98.5,0.0
+    """
+    lines = [",".join(["after", *(f"task_{task + 1}" for task in range(tasks))])]
+    lines += [",".join([str(after), *map(repr, row)]) for after, row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _matrix(path: Path) -> list[list[float]]:
+    if not path.exists():
+        return []
+    with reading(path):
+        head, *lines = text_in(path).splitlines() or [""]
+        found = [[float(cell) for cell in line.split(",")[1:]] for line in lines]
+        check_accuracy(found, len(head.split(",")) - 1)
+        return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    text = text_in(path, LARGE)
+    return [json.loads(line) for line in text.split("\n")[:-1]]  # the last may be cut off
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json_in(path) if path.exists() else {}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in `path`, which `syngap run` wrote."""
+    found = yaml_in(path)
+    check_format(found, path)
+    return found

@@ -1,0 +1,266 @@
+"""Ended runs, added to published results: packed, and free of this machine's folders.
+
+What is kept is text: of runs the configuration, environment, status, R and evaluations, packed as
+`syngap.bench.store.packed` says, and whatever else a command wrote beside them as YAML, CSV or
+JSON. Checkpoints and pages are not.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from syngap.bench.config.experiment import Experiment, as_then, read, shipped
+from syngap.bench.config.reading import LARGE, reading, text_in
+from syngap.bench.config.values import name_of
+from syngap.bench.errors import UserError
+from syngap.bench.options import shown
+from syngap.bench.storage import check_inside, make_folder, write
+from syngap.bench.storage import read as read_bytes
+from syngap.bench.store.environment import portable
+from syngap.bench.store.files import alone_in
+from syngap.bench.store.folder import Run, read_runs, read_yaml
+from syngap.bench.store.packed import ENDED, FILES, are_same, is_packed, write_packed
+
+__all__ = ["Kept", "keep", "keep_search", "search_of"]
+
+_TEXT = (".yaml", ".csv", ".json", ".jsonl")
+_SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
+_EXPERIMENT = "experiment.yaml"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What `keep` did.
+
+    Args:
+        runs: names of the runs that are in the folder now.
+        left_out: names of those that have not ended.
+        written: how many files are new or changed.
+    """
+
+    runs: list[str]
+    left_out: list[str]
+    written: int
+
+
+def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = False) -> Kept:
+    """Add the runs in `runs` to the packed ones of the same experiment in `to`.
+
+    A method's summaries are kept for the lowest seed of each row: they are by far the largest
+    part. Nothing is written unless all of it can be.
+
+    Args:
+        runs: the folder that `syngap run` wrote, or packed runs.
+        to: where results are kept.
+        unfinished: keep failed runs too, and leave out those that have not ended; without it both
+            are refused.
+        replaced: replace runs and files that are there with another content; without it, a
+            UserError.
+    """
+    if runs.resolve() == to.resolve():
+        raise UserError(f"{to}: is where the runs are; give another folder")
+    found = read_runs(runs)
+    _check_finished(runs, found, unfinished)
+    left_out = [run for run in found if run.status.get("state") not in ENDED]
+    kept = [_portable(run) for run in found if run not in left_out]
+    _check_no_links([runs / _EXPERIMENT, *(run.path for run in kept)])
+    experiment = _read(runs / _EXPERIMENT)
+    others = {path.relative_to(runs): _content(path) for path in _others(runs, found)}
+    make_folder(to, within=to)
+    with alone_in(to):
+        packed = _packed(to, kept, replaced)
+        contents = {to / path: content for path, content in others.items()}
+        contents[to / _EXPERIMENT] = _experiment(experiment, to)
+        written = _put(contents, to, replaced) + write_packed(to, packed)
+    return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
+
+
+def search_of(folder: Path) -> str | None:
+    """Return the experiment that `syngap tune` wrote `folder` for, None where it did not."""
+    if not (folder / "search.yaml").is_file():
+        return None
+    searched = read_yaml(folder / "search.yaml").get("experiment", folder.name)
+    return name_of(searched, f"{folder / 'search.yaml'}: experiment")
+
+
+def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
+    """Copy a search that has ended: how it was made, its trials, and what was chosen.
+
+    Its runs are not needed for that. Returns how many files are new or other than before.
+
+    Args:
+        folder: the folder that `syngap tune` wrote.
+        to: where the search is kept, such as results/NAME/search.
+        replaced: write over files that are there with another content; without it, a UserError.
+    """
+    if "chosen" not in read_yaml(folder / "search.yaml"):
+        raise UserError(f"{folder}: the search has not ended; syngap tune --resume goes on with it")
+    return _put({to / name: _content(folder / name) for name in _SEARCH}, to, replaced)
+
+
+def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
+    """Write what is not in `to` yet, all or nothing; return how many files that were."""
+    for place in contents:
+        check_inside(place, to)
+    changed = {place: held for place, held in contents.items() if _held(place) != held}
+    others = [place for place in changed if place.exists() and place.name != _EXPERIMENT]
+    if others and not replaced:
+        more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
+        raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
+    for place, content in changed.items():
+        make_folder(place.parent, within=to)
+        write(place, content, within=to)
+    return len(changed)
+
+
+def _check_finished(runs: Path, found: Sequence[Run], unfinished: bool) -> None:
+    open_ones = [run for run in found if not run.done]
+    if open_ones and not unfinished:
+        first = f"{open_ones[0].path.name} is {open_ones[0].status.get('state', 'not begun')}"
+        more = f" and {len(open_ones) - 1} more have not finished" if len(open_ones) > 1 else ""
+        raise UserError(
+            f"{runs}: {first}{more}; --unfinished keeps those that failed and leaves out the rest"
+        )
+    if all(not run.done for run in found):
+        raise UserError(f"{runs}: no run has finished")
+
+
+def _packed(to: Path, kept: Sequence[Run], replaced: bool) -> list[Run]:
+    """Return the runs that are to be in `to`: those that are there and those that are added."""
+    there = {(run.row, run.seed): run for run in _there(to)}
+    added = {(run.row, run.seed): run for run in kept}
+    lowest: dict[str, int] = {}
+    for row, seed in (*there, *added):
+        lowest[row] = min(seed, lowest.get(row, seed))
+
+    def shortened(run: Run) -> Run:
+        return run if run.seed == lowest[run.row] else replace(run, summaries={})
+
+    others = [
+        run
+        for key, run in added.items()
+        if key in there and not are_same(shortened(run), shortened(there[key]))
+    ]
+    if others and not replaced:
+        more = f", as have {len(others) - 1} more runs" if len(others) > 1 else ""
+        name = others[0].path.name
+        raise UserError(f"{to}: {name} is there with another content{more}; --replace writes over")
+    return [shortened(run) for run in {**there, **added}.values()]
+
+
+def _there(to: Path) -> list[Run]:
+    """Return the runs that were kept before; UserError where `to` holds something else."""
+    if is_packed(to):
+        return read_runs(to)
+    if not (to / _EXPERIMENT).is_file():
+        inside = sorted(path.name for path in to.iterdir() if path.name != "search")
+        if inside:
+            raise UserError(f"{to}: holds other things ({inside[0]}) and no runs; give another")
+    if folders := sorted(to.glob("*/config.yaml")):
+        raise UserError(
+            f"{to}: holds run folders ({folders[0].parent.name}) and results are packed; "
+            f"`syngap keep {to} OTHER` packs them in another folder"
+        )
+    return []
+
+
+def _portable(run: Run) -> Run:
+    with reading(run.path):
+        return replace(run, environment=_published(run.environment))
+
+
+def _published(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment whose command names no folder of this machine."""
+    found = dict(environment)
+    if "command" in found:
+        found["command"] = shlex.join(portable(shlex.split(found["command"])))
+    return found
+
+
+def _check_no_links(paths: Iterable[Path]) -> None:
+    """Refuse links in what is to be kept: they could lead to what is not to be published."""
+    for path in paths:
+        for inner in (path, *(sorted(path.iterdir()) if path.is_dir() else ())):
+            if inner.is_symlink():
+                raise UserError(
+                    f"{inner}: is a link, and what it leads to is not published; "
+                    "remove it, or put the file itself there"
+                )
+
+
+def _others(runs: Path, found: Sequence[Run]) -> list[Path]:
+    """Return texts that are no run's: those of landscapes and searches."""
+    ours = {runs / _EXPERIMENT, *(runs / name for name in FILES)}
+    folders = {run.path for run in found}
+    return sorted(
+        path
+        for path in runs.rglob("*")
+        if path.suffix in _TEXT
+        and path.is_file()
+        and not path.is_symlink()  # which could lead to what is not to be published
+        and path not in ours
+        and not folders.intersection(path.parents)
+        and not any(
+            part == "checkpoint" or part.startswith(".") for part in path.relative_to(runs).parts
+        )
+    )
+
+
+def _content(path: Path) -> bytes:
+    with reading(path):
+        content = text_in(path, LARGE)
+        if path.name == "environment.json":
+            found = _published(json.loads(content))
+            content = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        return content.encode()
+
+
+def _experiment(ours: Experiment, to: Path) -> bytes:
+    """Return experiment.yaml with the rows and seeds of both folders, in the order that ships."""
+    path = to / _EXPERIMENT
+    if path.exists():
+        ours = _merged(ours, _read(path), path)
+    if ours.name in shipped():
+        order = list(read(ours.name).get("methods", ()))
+        place = {row: number for number, row in enumerate(order)}
+        names = sorted(ours.methods, key=lambda row: place.get(row, len(order)))
+        ours = replace(ours, methods={row: ours.methods[row] for row in names})
+    return yaml.safe_dump(ours.as_mapping(), sort_keys=False, allow_unicode=True).encode()
+
+
+def _read(path: Path) -> Experiment:
+    try:
+        return Experiment.from_mapping(as_then(read_yaml(path)))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _merged(ours: Experiment, before: Experiment, path: Path) -> Experiment:
+    shared = [row for row in ours.methods if row in before.methods]
+    parts: list[tuple[str, Any, Any]] = [
+        (name, getattr(before, name), getattr(ours, name))
+        for name in ("name", "stream", "model", "training")
+    ]
+    parts += [(f"methods.{row}", before.methods[row], ours.methods[row]) for row in shared]
+    for name, was, now in parts:
+        if was != now:
+            keys = [key for key in now if was.get(key) != now[key]] if isinstance(now, dict) else []
+            inner = f"{name}.{keys[0]}" if keys else name
+            a, b = (was.get(keys[0]), now[keys[0]]) if keys else (was, now)
+            raise UserError(f"{path}: {inner} is {shown(a)} there and {shown(b)} in the runs")
+    return replace(
+        ours,
+        methods={**before.methods, **ours.methods},
+        seeds=sorted({*before.seeds, *ours.seeds}),
+    )
+
+
+def _held(place: Path) -> bytes | None:
+    return read_bytes(place, LARGE) if place.is_file() else None

@@ -1,0 +1,86 @@
+"""Removing runs: the files that syngap wrote, one by one, and nothing else that lies there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from syngap.bench.errors import UserError
+from syngap.bench.runner.loggers import registry as loggers
+from syngap.bench.storage import check_inside, clean, remove, remove_empty
+from syngap.bench.store.folder import read_yaml
+
+__all__ = ["is_run_of", "remove_checkpoints", "remove_run"]
+
+_CHECKPOINTS = ("step-*.safetensors", "weights.safetensors")
+_FILES = (
+    *("accuracy.csv", "metrics.jsonl", "error.txt", "landscape.json", "events.out.tfevents.*"),
+    *("status.json", "environment.json", "config.yaml"),  # the last: without it there is no run
+)
+
+
+def is_run_of(experiment: str, folder: Path) -> bool:
+    """Return whether `folder` itself, and no link to it, holds a run of `experiment`.
+
+    Its config.yaml says so: it is one that this version reads, and names the row and the seed that
+    the folder is named after.
+    """
+    if folder.is_symlink():
+        return False
+    try:
+        config = read_yaml(folder / "config.yaml")
+    except UserError:
+        return False
+    row, seed = config.get("row"), config.get("seed")
+    if not isinstance(row, str) or type(seed) is not int:
+        return False
+    named = re.fullmatch(rf"{re.escape(row)}(?:-trial\d+)?-{seed}", folder.name)
+    return named is not None and config.get("experiment", experiment) == experiment
+
+
+def remove_checkpoints(folder: Path, *, within: Path) -> None:
+    """Remove what a run in `folder` keeps in checkpoint/, and that folder where it is empty then.
+
+    Args:
+        folder: of the run.
+        within: the folder that the user named.
+    """
+    _remove_files(folder / "checkpoint", _CHECKPOINTS, within)
+
+
+def remove_run(folder: Path, *, within: Path) -> list[Path]:
+    """Remove the files of the run in `folder`, and the folder itself where it is empty then.
+
+    Checkpoints go first: a kill may leave a run without a past, but none with another's.
+
+    Args:
+        folder: of the run.
+        within: the folder that the user named.
+
+    Returns:
+        What else is there, which stays.
+    """
+    if not (folder / "checkpoint").is_symlink():
+        remove_checkpoints(folder, within=within)
+    marks = [f".{name}" for name in loggers.names()]
+    _remove_files(folder, (*marks, *_FILES), within)
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _remove_files(folder: Path, patterns: tuple[str, ...], within: Path) -> None:
+    check_inside(folder / "inside", within)
+    if not folder.is_dir():
+        return
+    clean(folder, within=within)
+    for path in _matching(folder, patterns):
+        remove(path, within=within)
+    remove_empty(folder, within=within)
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    """Give the files of such names in the order of the patterns; a folder is none of ours."""
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            if path.is_symlink() or not path.is_dir():
+                yield path

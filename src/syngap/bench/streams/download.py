@@ -1,0 +1,256 @@
+"""Fetch a data set from its publisher: resumed, checked, and there in full or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.options import shown
+from syngap.bench.storage import append, make_folder, move, remove, remove_tree
+from syngap.bench.streams import archives, places
+
+if TYPE_CHECKING:
+    import requests
+
+__all__ = ["ARCHIVES", "Archive", "Progress", "fetch"]
+
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""Called with the bytes that are here and the bytes that there are, where that is known."""
+
+PIECE = 1 << 16  # bytes; a broken connection loses at most so many
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file to download and what to take out of it.
+
+    Args:
+        url: where it is; its last part is the archive's name.
+        md5: of the archive.
+        folder: what the unpacked data set is called.
+        wanted: members to unpack; the pattern's group is their place in the folder.
+        count: how many those are.
+        limit: of bytes, for the archive and for what is in it.
+    """
+
+    url: str
+    md5: str
+    folder: str
+    wanted: str
+    count: int
+    limit: int
+
+    @property
+    def name(self) -> str:
+        """What the archive's file is called."""
+        return self.url.rpartition("/")[2]
+
+
+def _core50(size: int, url: str, md5: str, limit: int) -> Archive:
+    folder = f"core50_{size}x{size}"
+    wanted = rf"(?:{folder}/)?(s\d{{1,2}}/o\d{{1,2}}/C_\d\d_\d\d_\d{{3}}\.png)"
+    return Archive(f"{url}/{folder}.zip", md5, folder, wanted, count=164_866, limit=limit)
+
+
+# Addresses and sums are the publishers': CIFAR-100's stand on its own page,
+# https://www.cs.toronto.edu/~kriz/cifar.html. CORe50's authors give the address of the larger, and
+# ContinualAI, their association, that of the smaller; the sums are those of their Avalanche.
+ARCHIVES: Mapping[str, Archive] = {
+    "cifar100": Archive(
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+        md5="03b5dce01913d631647c71ecec9e9cb8",
+        folder="cifar-100-binary",
+        wanted=r"cifar-100-binary/((?:train|test)\.bin)",
+        count=2,
+        limit=1 << 28,
+    ),
+    "core50/128": _core50(
+        128,
+        "http://bias.csr.unibo.it/maltoni/download/core50",
+        "745f3373fed08d69343f1058ee559e13",
+        limit=1 << 34,
+    ),
+    "core50/32": _core50(
+        32,
+        "http://vps.continualai.org/data",
+        "d89d34cdc0281fa84074430e9a22b728",
+        limit=1 << 32,
+    ),
+}
+
+
+def fetch(
+    name: str,
+    to: Path | None = None,
+    *,
+    size: int = 128,
+    progress: Progress | None = None,
+    known: Mapping[str, Archive] = ARCHIVES,
+) -> Path:
+    """Return the folder of the data set `name`, downloaded and unpacked unless it is there.
+
+    A download that stopped goes on where it was. Nothing is unpacked before its sum was checked,
+    and the folder appears only when it is complete.
+
+    Args:
+        name: "cifar100" or "core50".
+        to: the folder to put it in; None is SYNGAP_DATA, else the default cache.
+        size: of CORe50's images, 128 or 32.
+        progress: is told how far it is.
+        known: what can be fetched.
+    """
+    archive = _known(name, size, known)
+    to = (to or places.home()).expanduser()
+    folder = to / archive.folder
+    if folder.exists():
+        _complete(folder, archive)
+        return folder
+    try:
+        make_folder(to, within=to)
+        brought = (to / archive.name).exists()  # by somebody: it is not ours to remove
+        packed = _downloaded(archive, to, progress)
+        _unpacked(packed, archive, folder)
+        if not brought:
+            remove(packed, within=to)
+    except OSError as error:  # no room, no permission
+        raise UserError(f"{to}: {error}") from error
+    return folder
+
+
+def _known(name: str, size: int, known: Mapping[str, Archive]) -> Archive:
+    for key in (name, f"{name}/{size}"):
+        if key in known:
+            return known[key]
+    names = list(dict.fromkeys(key.partition("/")[0] for key in known))
+    if name in names:
+        sizes = " and ".join(key.partition("/")[2] for key in known if key.startswith(f"{name}/"))
+        raise UserError(f"size: got {size}, but {name} is published in {sizes}")
+    raise UserError(
+        f'cannot fetch "{name}"{nearest(name, names)}; there are {", ".join(names)}; '
+        "other streams need no download"
+    )
+
+
+def _complete(folder: Path, archive: Archive) -> None:
+    wanted = re.compile(archive.wanted)
+    present = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    count = sum(
+        bool(wanted.fullmatch(name) or wanted.fullmatch(f"{folder.name}/{name}"))
+        for name in present
+    )
+    if count < archive.count:
+        raise UserError(
+            f"{folder} is there, but has {count} of {archive.count} files; move it away, then "
+            "fetch it again"
+        )
+
+
+def _downloaded(archive: Archive, to: Path, progress: Progress | None) -> Path:
+    packed, part = to / archive.name, to / f"{archive.name}.part"
+    if packed.is_file() and _md5(packed) == archive.md5:
+        return packed
+    try:
+        _resumed(archive.url, part, archive.limit, progress)
+    except UserError:
+        raise
+    except ValueError as error:  # an address that is none
+        raise UserError(f"{archive.url}: the download failed ({error})") from error
+    if _md5(part) != archive.md5:
+        remove(part, within=to)
+        raise UserError(
+            f"{archive.url}: what came is not what was published (its MD5 is not {archive.md5}); "
+            "nothing was kept, try again"
+        )
+    move(part, packed, within=to)
+    return packed
+
+
+def _md5(path: Path) -> str:
+    """Return the sum by which publishers know a file; it guards against no forgery."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> None:
+    """Download `url` to the end of `part`, which is left for the next try where that fails."""
+    import requests  # comes with pooch
+
+    start = part.stat().st_size if part.exists() else 0
+    # Compressed on the way, the bytes would not be those that the range counts.
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=60) as response:
+            if start and response.status_code == 416:  # nothing is left, or the part is not of it
+                complete = response.headers.get("Content-Range") == f"bytes */{start}"
+                if not complete:
+                    remove(part, within=part.parent)
+                    _resumed(url, part, limit, progress)
+                return
+            response.raise_for_status()
+            if start and not _continues(response, start):
+                start = 0  # the server sends all of it again
+            length = _length(response, url)
+            total, here = start + length if length else None, start
+            with append(part, within=part.parent) as file:
+                file.truncate(start)
+                for piece in response.iter_content(PIECE):
+                    here += len(piece)
+                    if max(here, total or 0) > limit:
+                        raise UserError(f"{url}: more than the {limit} bytes that were expected")
+                    file.write(piece)
+                    if progress:
+                        progress(here, total)
+            if total is not None and here < total:
+                raise requests.ConnectionError("the connection was closed")
+    except requests.RequestException as error:
+        here = part.stat().st_size if part.exists() else 0
+        reason = _innermost(error)
+        raise UserError(
+            f"{url}: the download stopped at {here} bytes ({reason}); "
+            "run the same command again to go on from there"
+        ) from error
+
+
+def _length(response: requests.Response, url: str) -> int:
+    """Return how many bytes the server says that it sends; 0 where it does not say."""
+    said = response.headers.get("Content-Length", "0")
+    if not re.fullmatch(r"[0-9]{1,18}", said):
+        raise UserError(
+            f"{url}: the server's Content-Length is {shown(said)}, expected a number of bytes; "
+            "nothing was downloaded, try again later or from another network"
+        )
+    return int(said)
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the reason that requests wraps in exceptions of its own."""
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    return " ".join(str(error.args[0] if error.args else type(error).__name__).split())
+
+
+def _continues(response: requests.Response, start: int) -> bool:
+    sent = response.headers.get("Content-Range", "")
+    return response.status_code == 206 and sent.startswith(f"bytes {start}-")
+
+
+def _unpacked(packed: Path, archive: Archive, folder: Path) -> None:
+    fresh, to = folder.with_name(f".{folder.name}.unpacking"), folder.parent
+    remove_tree(fresh, within=to)  # what a killed run left
+    try:
+        count = archives.unpack(packed, re.compile(archive.wanted), archive.limit, fresh)
+        if count != archive.count:
+            raise UserError(f"{packed} holds {count} of {archive.count} files; it was not unpacked")
+        move(fresh, folder, within=to)
+    finally:
+        remove_tree(fresh, within=to)

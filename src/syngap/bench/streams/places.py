@@ -1,0 +1,106 @@
+"""Where data lies on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from syngap.bench.errors import UserError
+
+__all__ = ["check_plain", "find", "home", "named"]
+
+VARIABLE = "SYNGAP_DATA"
+
+
+def home() -> Path:
+    """Return where data sets are kept that nobody named a place for."""
+    if variable := os.environ.get(VARIABLE):
+        return Path(variable).expanduser()
+    return _cache()
+
+
+def find(data: Path | None, names: Sequence[str], how: str) -> Path:
+    """Return the first of `names` in the folder `data`, else in SYNGAP_DATA, else in the cache.
+
+    Each of the three may also be what is looked for itself.
+
+    Args:
+        data: the folder that the user named, or None.
+        names: what the data set's folder or archive is called, the best first.
+        how: the command that would fetch it.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (Path(folder) / "coil100").mkdir()
+        ...     find(Path(folder), ["coil100"], "syngap data coil100").name
+        'coil100'
+    """
+    if data is not None:
+        data = _existing(data)
+    looked = []
+    for root, called in _roots(data):
+        itself = root.resolve()  # by its own name, whatever link or "." led there
+        places = [itself] if itself.name in names else [root / name for name in names]
+        for place in places:
+            if _is_there(place):
+                return place
+        looked.append(f"{root} ({called})")
+    raise UserError(
+        f"found no {' or '.join(names)} in {', '.join(looked)}; "
+        f'fetch it with "{how}" or name its folder with --data'
+    )
+
+
+def named(data: Path | None, path: str) -> Path:
+    """Return what the option `path` names: an absolute path, or one inside the folder `data`.
+
+    Without `data` it is looked for in SYNGAP_DATA, where that is set, and in the current folder.
+    """
+    given = Path(path).expanduser()
+    variable = os.environ.get(VARIABLE)
+    roots = [_existing(data)] if data else [Path(r).expanduser() for r in (variable, ".") if r]
+    places = [given] if given.is_absolute() else [root / given for root in roots]
+    for place in places:
+        if _is_there(place):
+            return place
+    raise UserError(
+        f"stream.path: there is no {' and no '.join(str(place.absolute()) for place in places)}; "
+        "give an absolute path, or one inside the folder that --data names"
+    )
+
+
+def check_plain(path: Path) -> None:
+    """Refuse a pipe or a device, which would be waited for without end."""
+    if _is_there(path) and not path.is_file():
+        raise UserError(f"{path}: is not a plain file")
+
+
+def _roots(data: Path | None) -> Iterator[tuple[Path, str]]:
+    if data is not None:
+        yield data, "--data"
+    if variable := os.environ.get(VARIABLE):
+        yield Path(variable).expanduser(), VARIABLE
+    yield _cache(), "the default"
+
+
+def _existing(data: Path) -> Path:
+    data = data.expanduser()
+    if not _is_there(data):
+        raise UserError(f'--data: there is no folder "{data}"')
+    return data
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether something is at `path`; nothing is where no name can be so long."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _cache() -> Path:
+    import pooch  # type: ignore[import-untyped]  # heavy, and most runs name their folder
+
+    return Path(pooch.os_cache("syngap"))

@@ -1,5 +1,0 @@
-"""The loop, what it measures, and how it goes on after an interruption."""
-
-from syngap.training.loop import Journal, train
-
-__all__ = ["Journal", "train"]
