@@ -54,10 +54,10 @@ package: ## build dist/, and try the wheel in an environment that has nothing el
 	@"$(PYTHON)" -m venv "$(TRIED)/venv"
 	@echo "Trying the optimizer with torch alone"
 	@"$(TRIED)/venv/bin/python" $(PIP) torch
-	@"$(TRIED)/venv/bin/python" $(PIP) --no-deps dist/*.whl
-	@$(SMOKE) optimizer
-	@echo "Trying the command with all that the wheel asks for"
 	@"$(TRIED)/venv/bin/python" $(PIP) dist/*.whl
+	@$(SMOKE) optimizer
+	@echo "Trying the command with what syngap[bench] adds"
+	@"$(TRIED)/venv/bin/python" $(PIP) "$$(ls dist/*.whl)[bench]"
 	@$(SMOKE) tool "$(CURDIR)/src/syngap"
 	@rm -rf "$(TRIED)"
 	@ls dist/*
@@ -93,7 +93,7 @@ $(AVALANCHE)/.installed: pyproject.toml avalanche-requirements.txt
 		--no-deps --editable .
 	@touch "$@"
 
-bench: $(VENV)/.with-bench ## measure speed and memory against other packages, on a CPU
+bench: $(VENV)/.with-peers ## measure speed and memory against other packages, on a CPU
 	@"$(BIN)/python" benchmarks/run.py cpu $(if $(KEEP),--keep "$(KEEP)")
 
 bench-gpu: $(VENV)/.installed ## the same on a GPU
@@ -113,7 +113,7 @@ INSTALL = "$(BIN)/python" -m pip install --quiet --quiet --disable-pip-version-c
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
 	@echo "Installing syngap into $(VENV) (with torch: minutes)"
-	@$(INSTALL) .
+	@$(INSTALL) ".[bench]"
 	@touch "$@"
 
 $(VENV)/.with-%: $(VENV)/.installed

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(sys.argv[1]).resolve()
+ROOT = Path(sys.argv[1] if __name__ == "__main__" else ".").resolve()
 HERE, OUTSIDE = ROOT / "here", ROOT / "outside"
 # Besides the folder that a command names, it may write here.
 ALWAYS = [ROOT / "cache", ROOT / "tmp", Path(os.devnull)]
@@ -74,7 +74,8 @@ def watch(event: str, given: tuple[Any, ...]) -> None:
     )
 
 
-sys.addaudithook(watch)
+if __name__ == "__main__":
+    sys.addaudithook(watch)
 
 import yaml  # noqa: E402  # after the hook: what imports write counts too
 from fuzz.guard import Hang, limited  # noqa: E402
@@ -83,7 +84,7 @@ from test_download import MEMBERS, tar  # noqa: E402
 from tiny import run_inline, tiny, write_arrays  # noqa: E402
 
 from syngap.bench import cli  # noqa: E402
-from syngap.bench.config import engine  # noqa: E402
+from syngap.bench.runner import local as engine  # noqa: E402
 from syngap.bench.streams import download  # noqa: E402
 
 NPZ = "stream={name: npz, path: data.npz, tasks: 2, batch: 50}"
@@ -336,4 +337,5 @@ def main() -> None:
     print(json.dumps([*attempts(sys.argv[2])]))
 
 
-main()
+if __name__ == "__main__":
+    main()

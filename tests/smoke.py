@@ -62,7 +62,7 @@ def tool(source: Path) -> None:
     expect(metadata.version("syngap") in syngap("--version"), "it says its version")
     expect("doctor" in syngap("--help"), "it lists its commands")
     found = syngap("doctor")
-    for experiment in source.glob("experiments/shipped/*.yaml"):
+    for experiment in source.glob("bench/config/shipped/*.yaml"):
         expect(experiment.stem in found, f"{experiment.stem} is offered")
     expect("missing" not in found, f"every dependency came along:\n{found}")
 

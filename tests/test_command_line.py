@@ -737,7 +737,7 @@ def test_doctor_says_what_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch
         syngap.bench.doctor, "_version", lambda name: None if name in absent else there(name)
     )
     printed = call("doctor")[1]
-    assert "rich: missing; pip install --upgrade syngap brings it\n" in printed
+    assert "rich: missing; pip install --upgrade 'syngap[bench]' brings it\n" in printed
     assert "(to build the documentation): not installed; pip install 'syngap[docs]'\n" in printed
 
 

@@ -29,8 +29,8 @@ from syngap.bench import cli, methods, models, registry, streams
 from syngap.bench.config.experiment import Experiment, Training
 from syngap.bench.errors import UserError
 from syngap.bench.options import shown, signature
-from syngap.bench.reporting import table
 from syngap.bench.reporting.rows import rows
+from syngap.bench.reporting.tables import markdown
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import make_plan
@@ -178,7 +178,7 @@ def tried(mapping: dict[str, Any], data: Path, out: Path, *, run: bool = True) -
         assert event.kind == "done" or diverged(event.message), event.message
     found = read_runs(out)
     assert {run.path.name for run in found} == {job.name for job in plan.jobs}
-    table.markdown(rows(found))
+    markdown(rows(found))
     again = make_plan(experiment, out, data=data, if_there="resume")
     assert [job.name for job in again.jobs] == [e.job.name for e in ended if e.kind == "failed"]
     return ""

@@ -27,7 +27,8 @@ def test_import_needs_torch_alone() -> None:
 
 
 def test_help_answers_without_torch() -> None:
-    probe = "import sys; from syngap.bench.cli import main; main(['--help']); print('torch' in sys.modules)"
+    command = "from syngap.bench.cli import main; main(['--help'])"
+    probe = f"import sys; {command}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert "compare methods" in result.stdout
     assert result.stdout.split()[-1] == "False"

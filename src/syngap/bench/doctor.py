@@ -31,7 +31,7 @@ _NEEDED = (
     "numpy",
     "scikit-learn",
     "matplotlib",
-    "pooch",
+    "platformdirs",
     "requests",
     "annotated-types",
 )
@@ -46,7 +46,7 @@ _EXTRAS = {
     "avalanche": ("avalanche-lib", "the plugin for it: syngap.integrations.avalanche"),
     "dev": ("pytest", "to run the tests and checks of a checkout"),
     "docs": ("mkdocs-material", "to build the documentation"),
-    "bench": ("backpack-for-pytorch", "to compare speed with other packages"),
+    "peers": ("backpack-for-pytorch", "to compare speed with other packages"),
 }
 
 
@@ -57,7 +57,7 @@ def findings() -> Iterator[str]:
     yield f"device: {_gpus() or 'no GPU that torch can use; runs go to the CPU'}"
     for name in _NEEDED:
         if _version(name) is None:
-            yield f"{name}: missing; pip install --upgrade syngap brings it"
+            yield f"{name}: missing; pip install --upgrade 'syngap[bench]' brings it"
     yield ", ".join(f"{name} {_version(name)}" for name in _NEEDED if _version(name))
     yield _data("cifar100", cifar100.NAMES)
     yield _data("core50", ("core50_128x128", "core50_32x32"))

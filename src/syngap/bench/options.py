@@ -206,8 +206,7 @@ def check_value(given: Any, kind: Any, path: str) -> Any:
         8
         >>> check_value(2**64, Count, "--workers")
         Traceback (most recent call last):
-        syngap.bench.errors.UserError: --workers: got 18446744073709551616, expected a whole number ≥ 1; \
-a whole number has at most 64 bits
+        syngap.bench.errors.UserError: --workers: got 18446744073709551616, expected ...
     """
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     refused = UserError(f"{path}: got {shown(given)}, expected {expected(kind)}")

@@ -72,7 +72,7 @@ def import_or_refuse(module: str, asked_by: str, install: str) -> Any:
     Examples:
         >>> import_or_refuse("nowhere", "--log", "pip install nowhere")
         Traceback (most recent call last):
-        syngap.bench.errors.UserError: --log: No module named 'nowhere'; pip install nowhere brings it
+        syngap.bench.errors.UserError: --log: No module named 'nowhere'; ...
     """
     try:
         return import_module(module)

@@ -2,5 +2,5 @@
 
 - `landscape`: trains, lays the plane, computes the surface; `display`: shows how far it is
 - `path`: the networks on the way; `plane`: filter norms and the plane through three of them
-- `judge`: the loss of a network; `surface`: the file that a landscape is kept in
+- `judge`: the loss of a network
 """

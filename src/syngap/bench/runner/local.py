@@ -281,7 +281,7 @@ def _warnings_said(job: Job, say: Callable[[Event], None]) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             say(Event(job, "step", message=record.getMessage()))
 
-    handler, log = Handler(logging.WARNING), logging.getLogger("syngap.bench.config")
+    handler, log = Handler(logging.WARNING), logging.getLogger("syngap.bench")
     log.addHandler(handler)
     try:
         yield

@@ -15,6 +15,7 @@ import torch
 from syngap.bench.config.experiment import Experiment, as_then, completed
 from syngap.bench.errors import UserError
 from syngap.bench.options import shown
+from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, beginning, stream_of
 from syngap.bench.storage import clean, make_folder, strays
 from syngap.bench.store.environment import chosen_device
@@ -64,7 +65,7 @@ class Plan:
             with self._writing():
                 left = [*self.others]
                 for folder in self.stale:
-                    left += remove_run(folder, within=self.out)
+                    left += remove_run(folder, loggers.names(), within=self.out)
                 if left:
                     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
                     named = ", ".join(map(str, left[:_NAMED]))

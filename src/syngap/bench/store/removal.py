@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from syngap.bench.errors import UserError
-from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.storage import check_inside, clean, remove, remove_empty
 from syngap.bench.store.folder import read_yaml
 
@@ -49,13 +48,14 @@ def remove_checkpoints(folder: Path, *, within: Path) -> None:
     _remove_files(folder / "checkpoint", _CHECKPOINTS, within)
 
 
-def remove_run(folder: Path, *, within: Path) -> list[Path]:
+def remove_run(folder: Path, loggers: Iterable[str] = (), *, within: Path) -> list[Path]:
     """Remove the files of the run in `folder`, and the folder itself where it is empty then.
 
     Checkpoints go first: a kill may leave a run without a past, but none with another's.
 
     Args:
         folder: of the run.
+        loggers: names of those that may have left a mark there.
         within: the folder that the user named.
 
     Returns:
@@ -63,7 +63,7 @@ def remove_run(folder: Path, *, within: Path) -> list[Path]:
     """
     if not (folder / "checkpoint").is_symlink():
         remove_checkpoints(folder, within=within)
-    marks = [f".{name}" for name in loggers.names()]
+    marks = [f".{name}" for name in loggers]
     _remove_files(folder, (*marks, *_FILES), within)
     return sorted(folder.iterdir()) if folder.is_dir() else []
 

@@ -181,7 +181,7 @@ def _md5(path: Path) -> str:
 
 def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> None:
     """Download `url` to the end of `part`, which is left for the next try where that fails."""
-    import requests  # comes with pooch
+    import requests  # heavy, and most runs fetch nothing
 
     start = part.stat().st_size if part.exists() else 0
     # Compressed on the way, the bytes would not be those that the range counts.

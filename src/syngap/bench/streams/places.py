@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import platformdirs
+
 from syngap.bench.errors import UserError
 
 __all__ = ["check_plain", "find", "home", "named"]
@@ -101,6 +103,5 @@ def _is_there(path: Path) -> bool:
 
 
 def _cache() -> Path:
-    import pooch  # type: ignore[import-untyped]  # heavy, and most runs name their folder
 
-    return Path(pooch.os_cache("syngap"))
+    return platformdirs.user_cache_path("syngap")

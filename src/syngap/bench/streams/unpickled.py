@@ -40,7 +40,7 @@ def unpickled(data: bytes | memoryview, where: str) -> dict[bytes | str, Any]:
         {b'labels': [3, 1]}
         >>> unpickled(pickle.dumps({b"labels": eval}), "file")
         Traceback (most recent call last):
-        syngap.bench.errors.UserError: file: refused, it asks for "builtins.eval"; only plain data is read
+        syngap.bench.errors.UserError: file: refused, it asks for "builtins.eval"; ...
     """
     machine = _Machine(memoryview(data), where)
     try:

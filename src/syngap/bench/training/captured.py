@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: what Python did once the GPU repeats, without waiting for Python.
 
 The first steps with batches of a shape run as they stand. One is then recorded: what the CPU
-decided in it goes onto a tape (`syngap.bench.tape`). The next is captured, and from then on the CPU makes
+decided in it goes onto a tape (`bench.tape`). The next is captured, and from then on the CPU makes
 its decisions, and the GPU replays the rest. A method's author writes none of this; where a step
 cannot be captured it goes on as it stands, and says why.
 """

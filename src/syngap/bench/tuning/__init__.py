@@ -1,6 +1,5 @@
 """Hyper-parameters, chosen by a search that never sees a test sample.
 
-- `search`: the section of an experiment that says how; `space`: the values of one option
 - `study`: one study a row, each trial after those it learns from; `trials`: what came of them
 - `chosen`: the best of them, put into the experiment
 """

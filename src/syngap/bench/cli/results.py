@@ -1,0 +1,146 @@
+"""Commands that read what runs have written: report, fill, keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syngap.bench.cli.arguments import Results
+from syngap.bench.errors import UserError
+
+__all__ = ["fill", "keep", "print_report", "report"]
+
+
+def report(
+    runs: Annotated[
+        Path, typer.Argument(help="the folder that `syngap run` wrote, or one that holds several")
+    ],
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print the table as Markdown")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="also draw accuracy over the stream, as SVG")
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", help="also draw all figures into this folder, as SVG and PDF"),
+    ] = None,
+) -> None:
+    """Make the table and the page again from the folders of an experiment, or of several."""
+    from syngap.bench.reporting.results import Results, holds_experiments
+
+    if not holds_experiments(runs):
+        print_report(runs, markdown=markdown, figure=figure, figures=figures)
+        return
+    if figure:
+        raise UserError(f"--figure: {runs} holds several experiments; name the folder of one")
+    for name in Results(runs).names():
+        if _holds_trials(runs / name):
+            typer.echo(f"{runs / name}: holds trials of a search; left out", err=True)
+            continue
+        typer.echo(f"## {name}\n" if markdown else name)
+        own = figures / name if figures else None
+        print_report(runs / name, runs, markdown=markdown, figures=own, figures_within=figures)
+
+
+def fill(
+    documents: Annotated[list[Path], typer.Argument(help="Markdown files with marked blocks")],
+    results: Results = Path("results"),
+    check: Annotated[
+        bool, typer.Option("--check", help="change nothing; exit code 1 where a block is stale")
+    ] = False,
+) -> None:
+    """Put numbers and tables from results into the marked blocks of documents."""
+    from syngap.bench.reporting.documents import fill as fill_blocks
+    from syngap.bench.reporting.documents import stale_blocks
+    from syngap.bench.reporting.results import Results
+
+    known = Results(results)
+    if not check:
+        for document in documents:
+            typer.echo(f"{document}: blocks filled: {fill_blocks(document, known)}", err=True)
+        return
+    stale = [found for document in documents for found in stale_blocks(document, known)]
+    for found in stale:
+        typer.echo(f"{found.place}: not what {results} gives: {found.query}\n{found.diff}\n")
+    if stale:
+        raise typer.Exit(1)
+
+
+def keep(
+    runs: Annotated[Path, typer.Argument(help="the folder that `syngap run` or `tune` wrote")],
+    to: Annotated[
+        Path | None,
+        typer.Argument(help="where to keep them; results/NAME, or results/NAME/search, by default"),
+    ] = None,
+    unfinished: Annotated[
+        bool,
+        typer.Option("--unfinished", help="keep failed runs too, leave out those under way"),
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="write over what is there with another content")
+    ] = False,
+) -> None:
+    """Copy runs to where results are kept: without checkpoints and folders of this machine."""
+    from syngap.bench.store.folder import read_runs
+    from syngap.bench.store.keep import keep as keep_runs
+    from syngap.bench.store.keep import keep_search, search_of
+
+    if searched := search_of(runs):
+        place = to or Path("results") / searched / "search"
+        written = keep_search(runs, place, replaced=replace)
+        typer.echo(f"The search is in {place}; files written: {written}")
+        return
+    place = to or Path("results") / str(read_runs(runs)[0].config.get("experiment", runs.name))
+    kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
+    for name in kept.left_out:
+        typer.echo(f"{name} has not ended and is left out", err=True)
+    typer.echo(f"{len(kept.runs)} runs are in {place}; files written: {kept.written}")
+
+
+def print_report(
+    folder: Path,
+    within: Path | None = None,
+    *,
+    markdown: bool = False,
+    figure: Path | None = None,
+    figures: Path | None = None,
+    figures_within: Path | None = None,
+) -> None:
+    """Print the table and write the page, into folders that lie in those that the user named."""
+    from rich.console import Console
+
+    from syngap.bench import api
+    from syngap.bench.reporting.figures import accuracy_figure, every_figure
+    from syngap.bench.storage import check_inside
+
+    if figure and figure.suffix != ".svg":
+        raise UserError(f'--figure: got "{figure}", expected a name that ends in .svg')
+    if _holds_trials(folder):
+        raise UserError(f"{folder}: holds trials of a search and no table; see trials.csv there")
+    runs, named = api.Runs(folder), within or folder
+    if markdown:
+        typer.echo(runs.markdown())
+    elif runs.runs:
+        console = Console()
+        console.print(runs.table(console.width))
+        console.print(f"{runs.headline()}\n", highlight=False, markup=False)
+    typer.echo(f"The page is {runs.report(within=named)}", err=markdown)
+    if figure:
+        check_inside(figure, named if figure.is_relative_to(named) else figure.parent)
+        accuracy_figure(runs.runs, figure)
+        typer.echo(f"The figure is {figure}", err=markdown)
+    if figures:
+        theirs = figures_within or figures
+        whole = named if theirs.is_relative_to(named) else theirs
+        written, reasons = every_figure(runs.runs, runs.surfaces, figures, within=whole)
+        names = ", ".join(dict.fromkeys(path.stem for path in written))
+        typer.echo(f"The figures are in {figures}: {names}", err=markdown)
+        for reason in reasons:
+            typer.echo(f"Not drawn: {reason}", err=markdown)
+
+
+def _holds_trials(folder: Path) -> bool:
+    return (folder / "search.yaml").is_file()

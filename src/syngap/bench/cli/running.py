@@ -1,0 +1,271 @@
+"""Commands that train: demo, run, tune, reproduce, landscape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syngap.bench.cli.arguments import (
+    Address,
+    Data,
+    Engine,
+    EngineChoice,
+    Experiment,
+    Fresh,
+    HungAfter,
+    Log,
+    Methods,
+    Out,
+    Points,
+    Results,
+    Seeds,
+    Set,
+    Workers,
+    checked,
+    names_in,
+    seeds_in,
+    workers_in,
+)
+from syngap.bench.cli.results import print_report
+from syngap.bench.errors import UserError
+from syngap.bench.options import Count, Seed
+
+if TYPE_CHECKING:
+    from syngap.bench.api import Runs
+    from syngap.bench.runner.plan import IfThere
+
+__all__ = ["demo", "landscape", "reproduce", "run", "tune"]
+
+
+def demo(
+    seeds: Seeds = None,
+    methods: Methods = None,
+    workers: Workers = "auto",
+    out: Out = None,
+    fresh: Fresh = False,
+) -> None:
+    """Compare all methods on handwritten digits: a table and a page, on CPU, in about a minute."""
+    from syngap.bench import api
+
+    with _resumable("The same command without --fresh" if fresh else "The same command"):
+        runs = api.run(
+            "digits",
+            seeds=seeds_in(seeds),
+            methods=names_in(methods),
+            workers=workers_in(workers),
+            out=out or Path("runs/demo"),
+            if_there="replace" if fresh else "resume",
+        )
+    _print_result(runs)
+
+
+def run(
+    experiment: Experiment,
+    settings: Set = None,
+    seeds: Seeds = None,
+    methods: Methods = None,
+    workers: Workers = "auto",
+    out: Out = None,
+    data: Data = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the runs that are there")
+    ] = False,
+    fresh: Fresh = False,
+    engine: Engine = EngineChoice.local,
+    address: Address = None,
+    log: Log = None,
+    hung_after: HungAfter = None,
+) -> None:
+    """Run an experiment: every method with every seed, a folder each, then the table and a page."""
+    from syngap.bench import api
+
+    if_there, again = _if_there(resume, fresh)
+    with _resumable(again):
+        runs = api.run(
+            experiment,
+            settings=settings or (),
+            seeds=seeds_in(seeds),
+            methods=names_in(methods),
+            workers=workers_in(workers),
+            out=out,
+            data=data,
+            if_there=if_there,
+            engine=engine.value,
+            address=address,
+            log=names_in(log) or (),
+            hung_after=hung_after,
+        )
+    _print_result(runs)
+
+
+def tune(
+    experiment: Experiment,
+    settings: Set = None,
+    methods: Methods = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials", callback=checked(Count), help="of every row, in place of the file's"
+        ),
+    ] = None,
+    workers: Workers = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder; runs/NAME-search by default")
+    ] = None,
+    data: Data = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the search that is there")
+    ] = False,
+    fresh: Fresh = False,
+    engine: Engine = EngineChoice.local,
+    address: Address = None,
+    log: Log = None,
+    hung_after: HungAfter = None,
+) -> None:
+    """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
+    from rich.console import Console
+
+    from syngap.bench import api
+
+    if_there, again = _if_there(resume, fresh)
+    with _resumable(again):
+        tuned = api.tune(
+            experiment,
+            settings=settings or (),
+            methods=names_in(methods),
+            trials=trials,
+            workers=workers_in(workers),
+            out=out,
+            data=data,
+            if_there=if_there,
+            engine=engine.value,
+            address=address,
+            log=names_in(log) or (),
+            hung_after=hung_after,
+        )
+    Console().print(tuned.table())
+    for note in tuned.notes():
+        typer.echo(note)
+    typer.echo(f"The experiment with what was chosen is {tuned.experiment}")
+    if tuned.tuning.stopped:
+        raise typer.Exit(1)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="an experiment in the folder of results")],
+    row: Annotated[
+        str | None,
+        typer.Option("--row", metavar="ROWS", help="er,syngap by default, or all"),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option("--seeds", callback=checked(Count), help="how many of the recorded seeds"),
+    ] = 1,
+    data: Data = None,
+    results: Results = Path("results"),
+    workers: Workers = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder; runs/reproduce-NAME by default")
+    ] = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run recorded rows again, and say whether they fall inside the recorded spread."""
+    from syngap.bench import api
+    from syngap.bench.reporting import reproduction
+
+    with _resumable(f"The same command{' without --fresh' if fresh else ''}"):
+        found = api.reproduce(
+            name,
+            rows=names_in(row),
+            seeds=seeds,
+            results=results,
+            out=out,
+            data=data,
+            if_there="replace" if fresh else "resume",
+            workers=workers_in(workers),
+        )
+    for compared in found.rows:
+        typer.echo("\n".join(reproduction.describe(compared)))
+    if not found.agrees:
+        raise typer.Exit(1)
+
+
+def landscape(
+    experiment: Experiment,
+    methods: Methods = None,
+    seed: Annotated[int, typer.Option("--seed", callback=checked(Seed), help="of the runs")] = 0,
+    settings: Set = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="folder; runs/NAME/landscapes by default")
+    ] = None,
+    data: Data = None,
+    points: Annotated[
+        int, typer.Option("--points", callback=checked(Points), help="of the grid, each way")
+    ] = 31,
+    samples: Annotated[
+        int, typer.Option("--samples", callback=checked(Count), help="of task 1, at most")
+    ] = 1000,
+    random: Annotated[
+        bool, typer.Option("--random", help="also in a plane of two random directions")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="compute again what is there already")
+    ] = False,
+) -> None:
+    """Learn two tasks and compute the loss of the first in the plane of the path."""
+    from rich.console import Console
+
+    from syngap.bench import api
+    from syngap.bench.landscapes.display import compute
+    from syngap.bench.landscapes.landscape import plan_landscapes
+
+    chosen = api.select(experiment, settings or (), names_in(methods), [seed])
+    folder = out or Path("runs") / chosen.name / "landscapes"
+    jobs = plan_landscapes(
+        chosen,
+        folder,
+        data=api.data_folder(data),
+        replaced=fresh,
+        within=None if out else folder.parent,
+    )
+    compute(jobs, Console(stderr=True), points=points, samples=samples, random=random)
+    whole = folder.parent if folder.name == "landscapes" else folder
+    typer.echo(f"The landscapes are in {folder}; `syngap report {whole}` draws them", err=True)
+
+
+def _if_there(resume: bool, fresh: bool) -> tuple[IfThere, str]:
+    """Return what to do with earlier runs, and what to say would go on with these."""
+    if resume and fresh:
+        raise UserError("--resume goes on with earlier runs and --fresh removes them: give one")
+    if fresh:
+        return "replace", "The same command with --resume in place of --fresh"
+    return (
+        ("resume", "The same command") if resume else ("refuse", "The same command with --resume")
+    )
+
+
+@contextmanager
+def _resumable(again: str) -> Iterator[None]:
+    """Say of interrupted runs what goes on with them."""
+    from syngap.bench.runner.execution import Interrupted
+
+    try:
+        yield
+    except Interrupted as stop:
+        typer.echo(f"Stopped. {again} goes on, in {stop.plan.out}.", err=True)
+        raise typer.Exit(130) from None
+
+
+def _print_result(runs: Runs) -> None:
+    try:
+        print_report(runs.folder)
+    except UserError as error:
+        if not runs.failed:  # otherwise there may be nothing to report
+            raise
+        typer.echo(f"syngap: {error}", err=True)
+    if runs.failed:
+        raise typer.Exit(1)

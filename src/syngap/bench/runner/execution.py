@@ -1,0 +1,175 @@
+"""Where runs are done and who hears of it: this machine or a Ray cluster, progress, loggers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from rich.console import Console
+
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.errors import UserError
+from syngap.bench.runner import local
+from syngap.bench.runner.plan import Plan
+from syngap.bench.runner.progress import Display
+from syngap.bench.runner.run import Job
+
+if TYPE_CHECKING:
+    from syngap.bench.runner.cluster import Cluster
+
+__all__ = ["EngineName", "Execution", "Interrupted"]
+
+EngineName: TypeAlias = Literal["local", "ray"]
+_T = TypeVar("_T")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during runs: the same call goes on with them, in `plan.out`."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(f"stopped; the runs in {plan.out} can be resumed")
+        self.plan = plan
+
+
+class Execution:
+    """Does the runs of plans; used as a context.
+
+    Args:
+        workers: how many at a time; None is as many as fit.
+        engine: "local" uses processes of this machine, "ray" a cluster.
+        address: of the Ray cluster.
+        log: names of loggers that follow the runs.
+        hung_after: seconds without news after which a local run has failed; 0 is never.
+        console: where progress and messages are shown.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int | None = None,
+        engine: EngineName = "local",
+        address: str | None = None,
+        log: Sequence[str] = (),
+        hung_after: float | None = None,
+        console: Console | None = None,
+    ) -> None:
+        if engine == "local" and address is not None:
+            raise UserError("--address: is that of a Ray cluster; give --engine ray with it")
+        if engine == "ray" and hung_after is not None:
+            raise UserError(
+                "--hung-after: is for the processes of this machine, not for --engine ray"
+            )
+        self._workers, self._engine, self._address = workers, engine, address
+        self._log, self._hung_after = log, hung_after
+        self._console = console or Console(stderr=True)
+        self._cluster: Cluster | None = None
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Execution:
+        if self._engine == "ray":
+            from syngap.bench.runner.cluster import connected
+
+            self._cluster = self._exits.enter_context(connected(self._address or "auto", self.say))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exits.close()
+
+    def say(self, line: str) -> None:
+        """Show a message above the progress."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def device(self, experiment: Experiment) -> str | None:
+        """Return the kind of device that runs will have on the cluster, None for this machine's."""
+        return self._cluster.device(experiment.training["device"]) if self._cluster else None
+
+    def run(self, plan: Plan) -> dict[str, str]:
+        """Do the runs of a plan; return why those that failed did, by their names."""
+        if plan.done:
+            count = len(plan.done) + len(plan.jobs)
+            self.say(
+                f"{len(plan.done)} of {count} runs are there already, in {plan.out}; "
+                "--fresh would run them again"
+            )
+        if not plan.jobs:
+            with self._logged(plan):
+                return {}
+        with self.begin(plan, plan.begun(self.say)):
+            return self.work(plan, plan.jobs)
+
+    @contextmanager
+    def begin(self, plan: Plan, begun: AbstractContextManager[_T]) -> Iterator[_T]:
+        """Work in a plan's folder alone, loggers following; `Interrupted` on Ctrl-C and SIGTERM.
+
+        Args:
+            plan: whose folder.
+            begun: what begins the work there, and gives what the context gives.
+        """
+        logged = self._logged(plan)  # first: a logger that cannot be made is a mistake to report
+        alone = self._cluster.alone(plan.out) if self._cluster else nullcontext()
+        try:
+            with alone, begun as given, _sigterm_interrupts(), logged:
+                yield given
+        except KeyboardInterrupt:
+            raise Interrupted(plan) from None
+
+    def work(
+        self,
+        plan: Plan,
+        jobs: Sequence[Job],
+        *,
+        to_come: Sequence[Job] | None = None,
+        following: Callable[[local.Event], Sequence[Job]] = lambda ended: (),
+    ) -> dict[str, str]:
+        """Do `jobs` and those that follow from them; return why those that failed did.
+
+        Args:
+            plan: of which they are.
+            jobs: to begin with.
+            to_come: all of which progress is shown; `jobs` where nothing follows.
+            following: from the end of a run to the runs that come after it.
+        """
+        display = Display(self._console, list(jobs if to_come is None else to_come), plan.steps)
+
+        def show(event: local.Event) -> None:
+            if event.kind == "step" and event.message:
+                self.say(event.message)
+            else:
+                display(event)
+
+        with display:
+            if self._cluster:
+                self._cluster.run(jobs, self._workers, show, following)
+            elif jobs:
+                patience = {} if self._hung_after is None else {"hung_after": self._hung_after}
+                workers = self._workers or local.default_workers(jobs)
+                local.run_local(jobs, workers, show, following, **patience)
+        return display.failed
+
+    def _logged(self, plan: Plan) -> AbstractContextManager[object]:
+        """Return a context in which the loggers follow the plan's runs."""
+        if not self._log:
+            return nullcontext()
+        from syngap.bench.runner.loggers import Following
+
+        return Following(plan.out, self._log, say=self.say)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, which batch systems send, end runs as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
