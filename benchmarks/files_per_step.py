@@ -73,7 +73,7 @@ def replay_step() -> Callable[[], object]:
 STEPS = {"SynGAP, importance refreshed": refreshing_step, "ER": replay_step}
 
 
-def measured(name: str) -> dict[str, set[str]]:
+def functions_by_file(name: str) -> dict[str, set[str]]:
     """Return the functions, by file, of one of `STEPS` once it is under way."""
     step = STEPS[name]()
     for _ in range(BEFORE):
@@ -83,7 +83,7 @@ def measured(name: str) -> dict[str, set[str]]:
 
 def main() -> None:
     for name in STEPS:
-        found = measured(name)
+        found = functions_by_file(name)
         count = sum(map(len, found.values()))
         print(f"{name}: {len(found)} files, {count} functions")
         for file, functions in sorted(found.items()):

@@ -58,7 +58,7 @@ def named(paths: list[Path]) -> list[object]:
     ],
 )
 def test_a_step_runs_through_few_files(name: str) -> None:
-    files = sorted(files_per_step.measured(name))
+    files = sorted(files_per_step.functions_by_file(name))
     assert len(files) <= MOST_FILES, files
 
 

@@ -26,7 +26,7 @@ __all__ = [
     "local_gradient",
     "note_plain",
     "note_rotated",
-    "redistributed",
+    "redistribute_like",
     "sum_over_shards",
     "wide",
 ]
@@ -102,11 +102,11 @@ def local_gradient(param: Tensor) -> Tensor | None:
     if param.grad is None or not is_sharded(param):
         return param.grad
     # Tensor parallelism may leave a sum over processes to whoever needs it.
-    param.grad = redistributed(param, param.grad)
+    param.grad = redistribute_like(param, param.grad)
     return local(param.grad)
 
 
-def redistributed(param: Any, grad: Any) -> Any:
+def redistribute_like(param: Any, grad: Any) -> Any:
     """Return a gradient of which each process holds the part that it holds of the parameter."""
     if not is_sharded(grad) or grad.placements == param.placements:
         return grad

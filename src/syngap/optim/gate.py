@@ -85,7 +85,7 @@ class Gate:
     def reset_caches(self) -> None:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
-        self._passed: dict[int, tuple[Any, ...]] = {}  # options that were checked, by group
+        self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
@@ -97,7 +97,7 @@ class Gate:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "coordinates", "_means", "_passed", "_grads_then"}
+        own = {"groups", "states", "coordinates", "_means", "_checked_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,13 +143,13 @@ class Gate:
         """
         for number, group in enumerate(self.groups):
             now = tuple(map(group.get, self.option_names))
-            passed = self._passed.get(number, ())
+            passed = self._checked_options.get(number, ())
             are_same = len(now) == len(passed) and all(map(is_, now, passed))
             counts = group["steps"], group["skipped"]
             are_counts = all(type(count) is int and count >= 0 for count in counts)
             if not (are_same and are_counts) or Tensor in map(type, now):
                 check_changed_options(number, group, self.option_names, passed)
-                self._passed[number] = now
+                self._checked_options[number] = now
 
     # What is known.
 

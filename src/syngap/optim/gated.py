@@ -27,10 +27,10 @@ from syngap.optim.state_transfer import VERSION, grown, require_growth
 from syngap.optim.summary import summarize
 from syngap.optim.update import Work
 
-__all__ = ["GatedOptimizer", "with_counts"]
+__all__ = ["GatedOptimizer", "add_counts"]
 
 
-def with_counts(options: dict[str, Any], behind: str | None) -> dict[str, Any]:
+def add_counts(options: dict[str, Any], behind: str | None) -> dict[str, Any]:
     """Return the options of a group with what it says of its state.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syngap.optim.basis import is_sharded, local, redistributed
+from syngap.optim.basis import is_sharded, local, redistribute_like
 from syngap.optim.scores import SCALE, Prediction
 
 __all__ = ["named_parameters", "sharded_scores"]
@@ -61,7 +61,7 @@ def sharded_scores(
             scores.append(None)
         else:
             averaged_over = processes if param in whole else 1
-            scores.append(local(redistributed(param, grad)).mul(averaged_over))
+            scores.append(local(redistribute_like(param, grad)).mul(averaged_over))
     return scores
 
 

@@ -25,7 +25,7 @@ from syngap.optim.checks import (
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.fisher import Estimator, EstimatorName, Schedule
 from syngap.optim.gate import Gate
-from syngap.optim.gated import GatedOptimizer, with_counts
+from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.update import Work, update
 from syngap.optim.wrapped import WrappedSynGAP
 
@@ -160,7 +160,7 @@ class SynGAP(GatedOptimizer):
             non_finite=non_finite,
             option_names=("lr", *GATE_OPTIONS, *OWN_OPTIONS),
         )
-        super().__init__(gate, params, with_counts(defaults, behind=None))
+        super().__init__(gate, params, add_counts(defaults, behind=None))
 
     @classmethod
     def wrap(

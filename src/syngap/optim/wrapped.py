@@ -20,7 +20,7 @@ from syngap.optim.checks import (
 )
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
-from syngap.optim.gated import GatedOptimizer, with_counts
+from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION
 from syngap.optim.update import Work, fold, masks, portions
@@ -67,7 +67,7 @@ class WrappedSynGAP(GatedOptimizer):
         for kind, reason in _NOT_GATED.items():
             if isinstance(base, kind):
                 raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}, which {reason}")
-        defaults = with_counts(options, behind=type(base).__name__)
+        defaults = add_counts(options, behind=type(base).__name__)
         own = {"version"} if isinstance(base, Ballistic) else set()  # means the same there
         taken = sorted((defaults.keys() & base.defaults.keys()) - own)
         if taken:
