@@ -85,6 +85,7 @@ from tiny import run_inline, tiny, write_arrays  # noqa: E402
 
 from syngap.bench import cli  # noqa: E402
 from syngap.bench.runner import local as engine  # noqa: E402
+from syngap.bench.store.packed import FILES  # noqa: E402
 from syngap.bench.streams import download  # noqa: E402
 
 NPZ = "stream={name: npz, path: data.npz, tasks: 2, batch: 50}"
@@ -125,7 +126,7 @@ IN_RUN = tuple(
 RUNS = ("experiment.yaml", "index.html", "er-0", SAVE, *IN_RUN)
 FIGURES = ("figures", "figures/stream.svg")
 LANDSCAPE = ("er-0/landscape.json", "er-0/config.yaml", "er-0/environment.json")
-KEPT = ("experiment.yaml", "er-0", "er-0/config.yaml", "er-0/metrics.jsonl")
+KEPT = ("experiment.yaml", *FILES)
 DATA = (
     *("cifar-100-binary", "cifar-100-binary.tar.gz", "cifar-100-binary.tar.gz.part"),
     ".cifar-100-binary.unpacking",
@@ -168,7 +169,7 @@ COMMANDS: dict[str, list[Command]] = {
         ),
         Command(("report", "."), "out", ("index.html",), "done", named="."),
     ],
-    "keep": [Command(("keep", "done", "out", "--replace"), "out", KEPT, "done")],
+    "keep": [Command(("keep", "done", "out", "--replace"), "out", KEPT, "packed")],
     "fill": [Command(("fill", "out/page.md", "--results", "."), "out", ("page.md",), "pages")],
     "reproduce": [
         Command(
@@ -297,6 +298,7 @@ def made_here() -> None:
     write_arrays(HERE / "data.npz", samples=100)
     (HERE / "tiny.yaml").write_text(yaml.safe_dump(tiny(NPZ, SEARCH), sort_keys=False))
     cli.main([*RUN[:-1], "done"])
+    cli.main(["keep", "done", "packed"])
     shutil.copytree(HERE / "done", HERE / "stopped")
     status = HERE / "stopped/er-0/status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))

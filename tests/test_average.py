@@ -24,8 +24,8 @@ from syngap.bench.methods.average import Average
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.run import beginning as beginning_of
 from syngap.bench.runner.run import stream_of
-from syngap.bench.store.folder import read_run
 from syngap.bench.store.journal import FolderJournal
+from syngap.bench.store.run_folder import read_run
 from syngap.bench.streams import Batch, Stream
 from syngap.bench.training import train
 

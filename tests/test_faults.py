@@ -36,9 +36,9 @@ from syngap.bench.runner import run
 from syngap.bench.runner.local import Event, attempt, run_here
 from syngap.bench.runner.run import Job
 from syngap.bench.store import environment, journal
-from syngap.bench.store.files import write_yaml
-from syngap.bench.store.folder import read_run
 from syngap.bench.store.journal import FolderJournal
+from syngap.bench.store.records import write_yaml
+from syngap.bench.store.run_folder import read_run
 from syngap.bench.training import evaluation
 from syngap.bench.training.checkpoint import packed, unpacked
 

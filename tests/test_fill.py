@@ -25,7 +25,7 @@ from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import labels
 from syngap.bench.reporting.tables import wall_clock
-from syngap.bench.store.folder import read_runs, read_yaml
+from syngap.bench.store.run_folder import read_runs, read_yaml
 from syngap.bench.store.surface import read_landscapes
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -25,7 +25,7 @@ from syngap.bench.reporting.rows import rows
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.run import Job
-from syngap.bench.store.folder import read_runs
+from syngap.bench.store.run_folder import read_runs
 from syngap.bench.streams import Batch, Split, Stream, Tasks
 from syngap.bench.streams.files import ImageFiles
 

@@ -23,9 +23,9 @@ from tiny import tree
 
 from syngap.bench.metrics import Evaluation
 from syngap.bench.store import packed
-from syngap.bench.store.folder import read_runs
 from syngap.bench.store.outcome import Run
 from syngap.bench.store.packed import are_same, is_packed, read_packed, write_packed
+from syngap.bench.store.run_folder import read_runs
 
 RUNS, CURVES = "runs.jsonl", "curves.jsonl.gz"
 
@@ -396,10 +396,10 @@ def test_more_curves_than_runs_are_what_a_kill_leaves(
     write_packed(kept, runs[:-1])
     written = packed.write
 
-    def killed(path: Path, content: bytes) -> None:
+    def killed(path: Path, content: bytes, *, within: Path) -> None:
         if path.name == RUNS:
             raise KeyboardInterrupt
-        written(path, content)
+        written(path, content, within=within)
 
     monkeypatch.setattr(packed, "write", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -25,7 +25,7 @@ from syngap.bench.runner.local import Event, run_here
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import strays
-from syngap.bench.store.files import nobody_in
+from syngap.bench.store.records import nobody_in
 
 pytest.importorskip("ray")
 from ray import cluster_utils
@@ -305,7 +305,7 @@ def test_machines_that_do_not_share_the_folder_are_refused(
     Path("out").mkdir()
     with pytest.raises(UserError, match=r"does not see .*/out; --out must be a folder that all"):
         cluster.run([job(Path("out/er-0"))], None, lambda event: None)
-    monkeypatch.setattr(engine._Machines, "check", lambda _: None)  # as if all of them came later
+    monkeypatch.setattr(engine.Machines, "check", lambda _: None)  # as if all of them came later
     with pytest.raises(UserError, match=r"no machine is left that can do a run; --resume goes on$"):
         cluster.run([job(Path("out/er-0"))], None, lambda event: None)
     assert not Path("out/er-0").exists()
@@ -332,7 +332,7 @@ def test_a_machine_that_comes_later_and_can_do_no_run_is_left_out(
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine._Machines, "check", lambda _: None)
+    monkeypatch.setattr(engine.Machines, "check", lambda _: None)
     (here / "unfit").mkdir()
     (here / "unfit/sitecustomize.py").write_text(made_so)
     paths = os.pathsep.join([str(here / "unfit"), *filter(None, sys.path)])

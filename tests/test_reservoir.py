@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from syngap.bench.memory import ClassBalanced, Memory, Reservoir
-from syngap.bench.memory.drawing import subset
+from syngap.bench.memory.base import subset
 
 KINDS = pytest.mark.parametrize("kind", [Reservoir, ClassBalanced])
 

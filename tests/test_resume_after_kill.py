@@ -29,8 +29,8 @@ from syngap.bench.runner import local as engine
 from syngap.bench.runner import run
 from syngap.bench.runner.local import run_here
 from syngap.bench.storage import strays
-from syngap.bench.store.folder import read_run
 from syngap.bench.store.journal import FolderJournal
+from syngap.bench.store.run_folder import read_run
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="looks for processes in /proc"

@@ -82,7 +82,10 @@ def test_every_row_can_be_made_and_learns_from_what_arrives(name: str) -> None:
     small = {"mlp": {"hidden": [4]}, "resnet18": {"width": 2}}[asked.model["name"]]
     shape = (1, 8, 8) if asked.stream["name"] == "digits" else (3, 32, 32)
     stream: Any = SimpleNamespace(
-        shape=shape, classes=classes(asked), transform=Transform(Pixels(255.0), augments=True)
+        shape=shape,
+        classes=classes(asked),
+        transform=Transform(Pixels(255.0), augments=True),
+        sample_bytes=lambda: math.prod(shape),
     )
     chance = torch.Generator().manual_seed(0)
     batches = [

@@ -28,7 +28,7 @@ from syngap.bench.config.formats import FORMAT
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan
-from syngap.bench.store.folder import read_runs
+from syngap.bench.store.run_folder import read_runs
 from syngap.bench.store.surface import read_landscapes
 from syngap.bench.training import checkpoint
 from syngap.optim import Ballistic, GatedOptimizer

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetuning.analysis import compare, curves, groups_in, whole_seeds
 from finetuning.tables import plain_label, two_digits
-from syngap.bench.metrics import half_interval
+from syngap.bench.intervals import half_interval
 from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, bare, drawn
 
 __all__ = ["draw_frontiers", "draw_sizes"]

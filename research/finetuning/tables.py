@@ -20,7 +20,7 @@ from finetuning.analysis import (
     levels_reached,
     whole_seeds,
 )
-from syngap.bench.metrics import half_interval
+from syngap.bench.intervals import half_interval
 
 __all__ = ["plain_label", "print_recipe", "print_summary", "print_table", "two_digits"]
 

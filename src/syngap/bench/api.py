@@ -28,7 +28,7 @@ from syngap.bench.runner.execution import EngineName, Execution
 from syngap.bench.runner.plan import IfThere, make_plan
 from syngap.bench.runner.recorded import again, chosen_rows
 from syngap.bench.storage import make_folder
-from syngap.bench.store.folder import Run, read_runs
+from syngap.bench.store.run_folder import Run, read_runs
 from syngap.bench.store.surface import Landscape, read_landscapes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from syngap import __version__
-from syngap.bench.cli import machine, results, running
+from syngap.bench.cli import machine, reports, running
 from syngap.bench.cli.arguments import LISTS
 from syngap.bench.errors import UserError
 
@@ -29,9 +29,9 @@ for _command in (
     running.demo,
     running.run,
     running.tune,
-    results.report,
-    results.fill,
-    results.keep,
+    reports.report,
+    reports.fill,
+    reports.keep,
     running.reproduce,
     running.landscape,
     machine.data,

@@ -30,7 +30,7 @@ from syngap.bench.cli.arguments import (
     seeds_in,
     workers_in,
 )
-from syngap.bench.cli.results import print_report
+from syngap.bench.cli.reports import print_report
 from syngap.bench.errors import UserError
 from syngap.bench.options import Count, Seed
 

@@ -32,7 +32,7 @@ from syngap.bench.landscapes.plane import (
 from syngap.bench.runner.run import Job, beginning, stream_of
 from syngap.bench.storage import check_inside, clean, make_folder
 from syngap.bench.store.environment import arithmetic, chosen_device, environment
-from syngap.bench.store.files import write_json, write_yaml
+from syngap.bench.store.records import write_json, write_yaml
 from syngap.bench.store.surface import FILE, Grid, Landscape, write_landscape
 
 __all__ = ["landscape", "make_landscape", "plan_landscapes"]

@@ -1,7 +1,7 @@
 """Memories for replay: what is kept of a stream that does not come back.
 
 - `reservoir`: each sample seen has the same chance; `balanced`: each class has, as far as it can
-- `base`: what they share; `fields`: where the samples lie; `drawing`: some of them at random
+- `base`: what they share; `fields`: where the samples lie
 """
 
 from syngap.bench.memory.balanced import ClassBalanced

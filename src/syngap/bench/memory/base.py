@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syngap.bench.memory.drawing import indices, subset
-from syngap.bench.memory.fields import Fields
+from syngap.bench.memory.fields import Fields, indices
 from syngap.bench.tape import decided
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "subset"]
 
 
 class Memory(ABC):
@@ -125,3 +124,21 @@ class Memory(ABC):
 
 def _random_seed() -> int:
     return int(torch.randint(2**62, (), device="cpu"))  # whatever torch.set_default_device says
+
+
+def subset(count: int, total: int, generator: torch.Generator) -> list[int]:
+    """Return `count` different numbers below `total`, every set of them as likely as any other.
+
+    The work is O(count) (Bentley and Floyd 1987). The order is not random: larger numbers tend to
+    come later.
+
+    Examples:
+        >>> sorted(subset(3, 3, torch.Generator()))
+        [0, 1, 2]
+    """
+    uniform = torch.rand(count, dtype=torch.float64, generator=generator).tolist()
+    chosen: dict[int, None] = {}  # ordered, so that the same numbers come in the same order
+    for top, u in enumerate(uniform, total - count):
+        number = int(u * (top + 1))
+        chosen[top if number in chosen else number] = None
+    return list(chosen)

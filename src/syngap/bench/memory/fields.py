@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from syngap.bench.memory.drawing import indices
-
-__all__ = ["Fields"]
+__all__ = ["Fields", "indices"]
 
 _Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 
@@ -85,3 +84,10 @@ class Fields:
 
 def _kinds(samples: Mapping[str, Tensor]) -> dict[str, _Kind]:
     return {name: (values.dtype, values.shape[1:]) for name, values in samples.items()}
+
+
+def indices(numbers: list[int]) -> Tensor:
+    """Return whole numbers as an int64 tensor, in a quarter of the time of `torch.tensor`."""
+    if not numbers:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from syngap.bench.metrics import accuracy, half_prediction, mean_and_spread
+from syngap.bench.intervals import half_prediction
+from syngap.bench.metrics import accuracy, mean_and_spread
 from syngap.bench.reporting.rows import labels
 from syngap.bench.reporting.statistics import FEWEST_SEEDS, TOO_FEW_SEEDS, Spread, format_spread
-from syngap.bench.store.folder import Run
+from syngap.bench.store.run_folder import Run
 
 __all__ = ["Reproduction", "SeedPair", "describe", "reproductions"]
 

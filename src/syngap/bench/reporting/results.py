@@ -20,7 +20,7 @@ from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.reporting.headline import best_row
 from syngap.bench.reporting.rows import Row, rows
-from syngap.bench.store.folder import Run, read_runs, read_yaml
+from syngap.bench.store.run_folder import Run, read_runs, read_yaml
 
 __all__ = [
     "Results",

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from syngap.bench.metrics import half_interval, mean_and_spread
+from syngap.bench.intervals import half_interval
+from syngap.bench.metrics import mean_and_spread
 
 __all__ = [
     "FEWEST_SEEDS",

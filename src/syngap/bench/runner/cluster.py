@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +24,17 @@ import syngap
 from syngap.bench.errors import UserError
 from syngap.bench.extras import needed
 from syngap.bench.runner.local import Event, attempt, note_failure
+from syngap.bench.runner.machines import (
+    Machines,
+    Request,
+    complaint_of,
+    first_line,
+    fitting_runs,
+    reason_of,
+)
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import remove, write
-from syngap.bench.store.folder import read_status
+from syngap.bench.store.run_folder import read_status
 from syngap.bench.streams.places import VARIABLE
 
 __all__ = ["Cluster", "connected"]
@@ -35,7 +43,6 @@ _ENOUGH = 3  # workers that died in a row at the same step: the run itself is to
 _LOOK_EVERY = 0.5  # seconds between two looks at what runs tell
 _News: TypeAlias = dict[str, tuple[int, float | None, list[str]]]  # step, accuracy, what was said
 _PATIENCE = 30.0  # seconds for an answer of the cluster
-_FIRST_ANSWER = 180.0  # seconds for a machine's first one: torch may come over a network
 _PARTS = 10_000  # Ray divides a GPU no further
 _NAMESPACE = "syngap"
 
@@ -63,11 +70,11 @@ def connected(
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         hint = "; `ray start --head` begins a cluster" if address == "auto" else ""
-        raise UserError(f"--address {address}: {_first_line(error)}{hint}") from error
+        raise UserError(f"--address {address}: {first_line(error)}{hint}") from error
     try:
         yield Cluster(ray, say)
     except ray.exceptions.RayError as error:  # no run's: those are its events
-        raise UserError(f"--engine ray: {_first_line(error)}; --resume goes on") from error
+        raise UserError(f"--engine ray: {first_line(error)}; --resume goes on") from error
     finally:
         ray.shutdown()
 
@@ -84,29 +91,6 @@ def _check_listening(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"--address {address}: nobody answers there ({reason})") from error
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a worker has to know besides the job: all that is a matter of the asking process.
-
-    Args:
-        mark: a file in the experiment's folder, by which a machine shows that it shares it.
-        version: of syngap there.
-        needs: resources of a run, by the names that Ray gives them.
-        workers: runs at a time in the whole cluster, None for as many as fit.
-        command: that of the asking process.
-        here: its working folder.
-        data: its SYNGAP_DATA, "" where there is none.
-    """
-
-    mark: Path
-    version: str
-    needs: Mapping[str, float]
-    workers: int | None
-    command: Sequence[str]
-    here: Path
-    data: str
 
 
 class Cluster:
@@ -154,7 +138,7 @@ class Cluster:
         mark = out / f".cluster-{os.getpid()}"  # no stray: it is there while we are
         needs = self._needs(jobs[0].config["training"], workers)
         data = os.environ.get(VARIABLE, "")
-        asked = _Asked(
+        request = Request(
             mark=mark,
             version=syngap.__version__,
             needs=needs,
@@ -168,23 +152,23 @@ class Cluster:
                 remove(earlier, within=out)
             write(mark, b"", within=out)
             try:
-                machines = _Machines(self._ray, asked, self._say)
+                machines = Machines(self._ray, request, self._say)
                 machines.check()
-                self._run(jobs, asked, machines, board, on_event, following)
+                self._run(jobs, request, machines, board, on_event, following)
             finally:
                 remove(mark, within=out)
 
     def _run(
         self,
         jobs: Sequence[Job],
-        asked: _Asked,
-        machines: _Machines,
+        request: Request,
+        machines: Machines,
         board: Any,
         on_event: Callable[[Event], None],
         following: Callable[[Event], Sequence[Job]],
     ) -> None:
         task = self._ray.remote(
-            num_cpus=asked.needs["CPU"], num_gpus=asked.needs.get("GPU", 0), max_retries=0
+            num_cpus=request.needs["CPU"], num_gpus=request.needs.get("GPU", 0), max_retries=0
         )(_work)
         waiting, flying, begun = list(reversed(jobs)), dict[Any, tuple[Job, int]](), set[str]()
         deaths = _Deaths()
@@ -197,12 +181,12 @@ class Cluster:
 
         try:
             while waiting or flying:
-                while waiting and len(flying) < (asked.workers or math.inf):
+                while waiting and len(flying) < (request.workers or math.inf):
                     job = waiting.pop()
                     named = task.options(
                         name=f"syngap {job.name}", scheduling_strategy=machines.strategy()
                     )
-                    flying[named.remote(_from_anywhere(job), asked, board)] = (
+                    flying[named.remote(_from_anywhere(job), request, board)] = (
                         job,
                         len(machines.left_out),
                     )
@@ -226,7 +210,7 @@ class Cluster:
                 self._ray.cancel(reference, force=True)
 
     def _outcome(
-        self, reference: Any, job: Job, deaths: _Deaths, machines: _Machines, known: int
+        self, reference: Any, job: Job, deaths: _Deaths, machines: Machines, known: int
     ) -> Event | None:
         """Return how a run ended; None where it did not, and another worker is to go on with it."""
         try:
@@ -239,7 +223,7 @@ class Cluster:
             step = int(read_status(job.folder).get("step", 0))
             if deaths.in_a_row(job.name, step) < _ENOUGH:
                 return None
-            said = _reason(error)
+            said = reason_of(error)
             message = f"its worker died {_ENOUGH} times in a row at step {step} ({said})"
         note_failure(job, message, message)
         return Event(job, "failed", message=message)
@@ -291,88 +275,6 @@ class Cluster:
         return needs
 
 
-class _Machines:
-    """The machines of the cluster, as far as runs can be done there.
-
-    Args:
-        ray: the package.
-        asked: of each machine.
-        say: is told of one that is left out.
-    """
-
-    def __init__(self, ray: Any, asked: _Asked, say: Callable[[str], None]) -> None:
-        self._ray, self._asked, self._say = ray, asked, say
-        self.left_out: list[Mapping[str, Any]] = []
-
-    def check(self) -> None:
-        """Refuse a cluster whose machines have no room for a run, or do not share the folder."""
-        if not self._fit():
-            wanted = " and ".join(f"{count:g} {name}" for name, count in self._asked.needs.items())
-            raise UserError(f"--engine ray: no machine of the cluster has the {wanted} of a run")
-        for node, complaint in self._complaints():
-            raise UserError(f"--engine ray: {node['NodeManagerHostname']}: {complaint}")
-
-    def leave_out(self) -> bool:
-        """Leave out those that came later and can do no run; return whether there were any."""
-        found = list(self._complaints())
-        for node, complaint in found:
-            self.left_out.append(node)
-            self._say(f"{node['NodeManagerHostname']}: {complaint}. It gets no more runs")
-        if found and not self._fit():
-            raise UserError("--engine ray: no machine is left that can do a run; --resume goes on")
-        return bool(found)
-
-    def strategy(self) -> Any:
-        """Return how Ray is to place a run: on any machine but those left out."""
-        if not self.left_out:
-            return "DEFAULT"
-        strategies = needed("ray.util.scheduling_strategies", "ray")
-        out = [node["NodeID"] for node in self.left_out]
-        labels = self.left_out[0]["Labels"].items()
-        label = next(name for name, value in labels if value == out[0])  # versions differ
-        return strategies.NodeLabelSchedulingStrategy(hard={label: strategies.NotIn(*out)})
-
-    def _fit(self) -> list[Mapping[str, Any]]:
-        """Return the machines that have room for a run."""
-        out = [node["NodeID"] for node in self.left_out]
-        return [
-            node
-            for node in self._ray.nodes()
-            if node["Alive"]
-            and node["NodeID"] not in out
-            and _fitting(node["Resources"], self._asked.needs)
-        ]
-
-    def _complaints(self) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """Ask all of them at once; give those on which no run can be done, and why."""
-        at = needed("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
-        look = self._ray.remote(num_cpus=0, max_retries=0)(_complaint)
-        asking = [
-            (
-                node,
-                look.options(scheduling_strategy=at(node["NodeID"], soft=False)).remote(
-                    self._asked.mark, self._asked.version
-                ),
-            )
-            for node in self._fit()
-        ]
-        deadline = time.monotonic() + _FIRST_ANSWER
-        for node, reference in asking:
-            try:
-                left = max(0.0, deadline - time.monotonic())
-                complaint = self._ray.get(reference, timeout=left)
-            except self._ray.exceptions.GetTimeoutError:
-                self._ray.cancel(reference, force=True)
-                complaint = (
-                    f"did not answer in {_FIRST_ANSWER:g} seconds; "
-                    "a worker was to start there and import syngap"
-                )
-            except self._ray.exceptions.RayError as error:
-                complaint = _reason(error)
-            if complaint:
-                yield node, complaint
-
-
 class _Deaths:
     """Counts the workers that a run has lost since it last got further."""
 
@@ -401,15 +303,15 @@ class _Board:
         return news
 
 
-def _work(job: Job, asked: _Asked, board: Any) -> Event:
+def _work(job: Job, request: Request, board: Any) -> Event:
     """Do one run in a worker of the cluster and return how it ended."""
-    if complaint := _complaint(asked.mark, asked.version):  # of a machine that came later
+    if complaint := complaint_of(request.mark, request.version):  # of a machine that came later
         raise UserError(complaint)
-    sys.argv = list(asked.command)
+    sys.argv = list(request.command)
     with suppress(OSError):  # only paths in a configuration may depend on it
-        os.chdir(asked.here)
-    if asked.data:
-        os.environ[VARIABLE] = asked.data
+        os.chdir(request.here)
+    if request.data:
+        os.environ[VARIABLE] = request.data
     board.tell.remote(job.name, 0, None)
     ended: list[Event] = []
 
@@ -419,47 +321,18 @@ def _work(job: Job, asked: _Asked, board: Any) -> Event:
         else:
             ended.append(event)
 
-    attempt(job, say, _at_a_time(asked))
+    attempt(job, say, _at_a_time(request))
     return ended[0]
 
 
-def _complaint(mark: Path, version: str) -> str:
-    """Return why a run cannot be done on this machine, "" where it can be."""
-    if syngap.__version__ != version:
-        return f"has syngap {syngap.__version__}, not {version}"
-    if not mark.is_file():
-        return f"does not see {mark.parent}; --out must be a folder that all machines share"
-    return ""
-
-
-def _at_a_time(asked: _Asked) -> int:
+def _at_a_time(request: Request) -> int:
     """Return how many runs this machine may do at a time."""
     ray = needed("ray", "ray")
     here = ray.get_runtime_context().get_node_id()
-    fits = [_fitting(n["Resources"], asked.needs) for n in ray.nodes() if n["NodeID"] == here]
-    return max(1, min([*fits, *([asked.workers] if asked.workers else [])]))
-
-
-def _fitting(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """Return how many runs a machine has room for.
-
-    Examples:
-        >>> _fitting({"CPU": 16.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 0.3333})
-        6
-    """
-    return min(int(resources.get(name, 0) / count) for name, count in needs.items())
+    fits = [fitting_runs(n["Resources"], request.needs) for n in ray.nodes() if n["NodeID"] == here]
+    return max(1, min([*fits, *([request.workers] if request.workers else [])]))
 
 
 def _from_anywhere(job: Job) -> Job:
     data = job.data and job.data.expanduser().absolute()
     return replace(job, folder=job.folder.absolute(), data=data)
-
-
-def _reason(error: BaseException) -> str:
-    """Return what an error of Ray says, in the words of its cause where it has one."""
-    return _first_line(getattr(error, "cause", None) or error)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -108,6 +108,8 @@ class Execution:
             plan: whose folder.
             begun: what begins the work there, and gives what the context gives.
         """
+        for note in plan.notes:
+            self.say(note)
         logged = self._logged(plan)  # first: a logger that cannot be made is a mistake to report
         alone = self._cluster.alone(plan.out) if self._cluster else nullcontext()
         try:

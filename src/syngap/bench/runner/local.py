@@ -23,9 +23,9 @@ from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.run import Job, execute
 from syngap.bench.storage import make_folder, remove, write
 from syngap.bench.store.environment import chosen_device, environment
-from syngap.bench.store.files import alone_in, write_json, write_yaml
-from syngap.bench.store.folder import read_status
+from syngap.bench.store.records import alone_in, write_json, write_yaml
 from syngap.bench.store.removal import remove_checkpoints
+from syngap.bench.store.run_folder import read_status
 
 __all__ = [
     "HUNG_AFTER",

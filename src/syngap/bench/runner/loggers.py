@@ -29,7 +29,7 @@ from syngap.bench.config.reading import LARGE
 from syngap.bench.extras import needed
 from syngap.bench.registry import Registry
 from syngap.bench.storage import check_inside, read, remove, remove_tree, write
-from syngap.bench.store.folder import read_environment, read_status, read_yaml
+from syngap.bench.store.run_folder import read_environment, read_status, read_yaml
 
 __all__ = ["Begun", "Following", "Logger", "MLflow", "TensorBoard", "WandB", "registry", "values"]
 

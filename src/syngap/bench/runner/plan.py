@@ -14,15 +14,16 @@ import torch
 
 from syngap.bench.config.experiment import Experiment, as_then, completed
 from syngap.bench.errors import UserError
+from syngap.bench.methods.average import lag_note
 from syngap.bench.options import shown
 from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, beginning, stream_of
 from syngap.bench.storage import clean, make_folder, strays
 from syngap.bench.store.environment import chosen_device
-from syngap.bench.store.files import alone_in, write_yaml
-from syngap.bench.store.folder import read_environment, read_status, read_yaml
 from syngap.bench.store.packed import is_packed
+from syngap.bench.store.records import alone_in, write_yaml
 from syngap.bench.store.removal import is_run_of, remove_run
+from syngap.bench.store.run_folder import read_environment, read_status, read_yaml
 
 __all__ = ["Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 
@@ -42,6 +43,7 @@ class Plan:
         steps: how many a row's runs have.
         stale: folders of runs to remove first.
         others: folders that hold a config.yaml and no run of this experiment: they stay.
+        notes: what the user should know before the runs.
     """
 
     experiment: Experiment
@@ -51,6 +53,7 @@ class Plan:
     steps: dict[str, int]
     stale: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def begun(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
@@ -108,7 +111,7 @@ def make_plan(
     jobs = jobs_of(experiment, out, data, device)
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
-    steps = _check_buildable(jobs)
+    steps, notes = _check_buildable(jobs)
     if earlier and if_there == "replace":
         found = sorted(config.parent for config in out.glob("*/config.yaml"))
         stale = [folder for folder in found if is_run_of(experiment.name, folder)]
@@ -120,10 +123,11 @@ def make_plan(
                     f"{job.folder}: its config.yaml is not that of this run, and --fresh removes "
                     "runs alone; move the folder away, or give another --out"
                 )
-        return Plan(experiment, out, jobs, [], steps, stale, others)
+        return Plan(experiment, out, jobs, [], steps, stale, others, notes)
     merged = _merged(experiment, earlier, out) if earlier else experiment
     done = [job for job in jobs if is_done(job)]
-    return Plan(merged, out, [job for job in jobs if job not in done], done, steps)
+    left = [job for job in jobs if job not in done]
+    return Plan(merged, out, left, done, steps, notes=notes if left else [])
 
 
 def jobs_of(
@@ -178,9 +182,14 @@ def _check_writable(out: Path) -> None:
         raise UserError(f"{out}: no permission to write in {there}")
 
 
-def _check_buildable(jobs: list[Job]) -> dict[str, int]:
-    """Load the data and make each method once, so that a mistake shows before the first run."""
+def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
+    """Load the data and make each method once, so that a mistake shows before the first run.
+
+    Returns:
+        How many steps a row's runs have, and what is to be said of the rows.
+    """
     steps: dict[str, int] = {}
+    notes: list[str] = []
     stream = stream_of(jobs[0].config, jobs[0].data)
     for job in jobs:
         row = job.config["row"]
@@ -190,8 +199,12 @@ def _check_buildable(jobs: list[Job]) -> dict[str, int]:
                 method.state_dict()
             except TypeError as error:  # better now than at the first checkpoint
                 raise UserError(f"methods.{row}: {error}") from error
-            steps[row] = len(stream.presented(method.sees))
-    return steps
+            batches = stream.presented(method.sees)
+            steps[row] = len(batches)
+            average = job.config["method"].get("average", 0.0)
+            if note := lag_note(average, batches.ends, f"methods.{row}.average"):
+                notes.append(note)
+    return steps, notes
 
 
 def is_done(job: Job) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from syngap.bench.config.experiment import Experiment, as_then, completed
 from syngap.bench.errors import UserError, nearest
-from syngap.bench.store.folder import Run
+from syngap.bench.store.run_folder import Run
 
 __all__ = ["again", "chosen_rows"]
 

@@ -20,8 +20,8 @@ from syngap.bench.errors import UserError
 from syngap.bench.metrics import Evaluation
 from syngap.bench.storage import append, clean, make_folder, move, remove, write
 from syngap.bench.store.environment import now
-from syngap.bench.store.files import write_json
-from syngap.bench.store.folder import csv_of
+from syngap.bench.store.records import write_json
+from syngap.bench.store.run_folder import csv_of
 from syngap.bench.training.checkpoint import packed, read_packed
 
 __all__ = ["FolderJournal"]

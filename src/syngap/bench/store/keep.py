@@ -24,9 +24,9 @@ from syngap.bench.options import shown
 from syngap.bench.storage import check_inside, make_folder, write
 from syngap.bench.storage import read as read_bytes
 from syngap.bench.store.environment import portable
-from syngap.bench.store.files import alone_in
-from syngap.bench.store.folder import Run, read_runs, read_yaml
 from syngap.bench.store.packed import ENDED, FILES, are_same, is_packed, write_packed
+from syngap.bench.store.records import alone_in
+from syngap.bench.store.run_folder import Run, read_runs, read_yaml
 
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
 

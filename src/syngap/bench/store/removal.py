@@ -8,7 +8,7 @@ from pathlib import Path
 
 from syngap.bench.errors import UserError
 from syngap.bench.storage import check_inside, clean, remove, remove_empty
-from syngap.bench.store.folder import read_yaml
+from syngap.bench.store.run_folder import read_yaml
 
 __all__ = ["is_run_of", "remove_checkpoints", "remove_run"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from syngap.bench.store.environment import chosen_device, environment
-from syngap.bench.store.files import write_yaml
+from syngap.bench.store.records import write_yaml
 from syngap.bench.tuning.study import Tuning
 from syngap.bench.tuning.trials import Outcome
 

@@ -24,8 +24,8 @@ from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import IfThere, Plan, check_equal, jobs_of, make_plan
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import remove
-from syngap.bench.store.files import write_yaml
-from syngap.bench.store.folder import read_yaml
+from syngap.bench.store.records import write_yaml
+from syngap.bench.store.run_folder import read_yaml
 from syngap.bench.tuning.trials import Outcome, Trial, diverged, write_trials
 
 __all__ = ["RANDOM_FIRST", "Tuning", "suggestion"]

@@ -14,7 +14,7 @@ from syngap.bench.reporting.figures.style import COLOURS, DASHES, INK, LINE, SOF
 from syngap.bench.reporting.headline import rivals, subject
 from syngap.bench.reporting.rows import Row, finished_runs, rows
 from syngap.bench.reporting.series import Band, accuracy_curve, boundaries, steps_of
-from syngap.bench.store.folder import Run
+from syngap.bench.store.run_folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
