@@ -44,7 +44,7 @@ check-results: $(VENV)/.installed ## fail where README or docs say another numbe
 # The wheel is made from the sdist, so that what it holds shows that both are whole.
 TRIED := $(CURDIR)/build/package
 PIP = -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
-SMOKE = cd "$(TRIED)" && venv/bin/python -I "$(CURDIR)/tests/smoke.py"
+SMOKE = cd "$(TRIED)" && venv/bin/python -I "$(CURDIR)/tests/support/smoke.py"
 
 package: ## build dist/, and try the wheel in an environment that has nothing else
 	@rm -rf dist "$(TRIED)"
@@ -66,8 +66,8 @@ INTEGRATIONS := $(VENV)-integrations
 
 test-integrations: $(INTEGRATIONS)/.installed ## test Lightning, Transformers, Ray, loggers, and all examples
 	@"$(INTEGRATIONS)/bin/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup \
-		tests/test_lightning.py tests/test_transformers.py tests/test_ray.py tests/test_loggers.py \
-		tests/test_examples.py tests/test_docs.py \
+		tests/integrations/test_lightning.py tests/integrations/test_transformers.py tests/bench/runner/test_ray.py tests/bench/runner/test_loggers.py \
+		tests/project/test_examples.py tests/project/test_docs.py \
 		src/syngap/integrations/lightning.py src/syngap/integrations/transformers.py
 
 $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt integrations-requirements.txt
@@ -81,7 +81,7 @@ AVALANCHE := $(VENV)-avalanche
 
 test-avalanche: $(AVALANCHE)/.installed ## test SynGAP in Avalanche, in an environment of its own
 	@"$(AVALANCHE)/bin/python" -m pytest -rs -W "ignore:no QP solver" \
-		tests/test_avalanche.py src/syngap/integrations/avalanche.py
+		tests/integrations/test_avalanche.py src/syngap/integrations/avalanche.py
 	@"$(AVALANCHE)/bin/python" -W ignore examples/avalanche_replay.py
 
 $(AVALANCHE)/.installed: pyproject.toml avalanche-requirements.txt

@@ -1,0 +1,255 @@
+"""What ships: every row can be made and learns, protocols are what they are said to be."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkout import ROOT
+from tiny import called
+
+from syngap.bench import registry, streams
+from syngap.bench.config.experiment import Experiment, read, shipped
+from syngap.bench.runner.run import beginning
+from syngap.bench.streams import Batch, Pixels
+from syngap.bench.streams.transform import Transform
+
+DOCS = ROOT / "docs" / "running.md"
+CPU = torch.device("cpu")
+CORE50 = (23980, 11979, 11993, 11990, 11987, 11990, 11993, 11989, 11993)  # as its lists say
+
+each = pytest.mark.parametrize("name", shipped())
+each_on_images = pytest.mark.parametrize("name", [name for name in shipped() if name != "digits"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_plug_ins() -> Iterator[None]:
+    """Looking for other packages' entry points takes longer than all else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", lambda group: ())
+        yield
+
+
+def experiment(name: str) -> Experiment:
+    return Experiment.from_mapping(read(name))
+
+
+def comment(name: str) -> str:
+    """What the file says before it begins, in one line."""
+    text = (files("syngap.bench.config") / "shipped" / f"{name}.yaml").read_text(encoding="utf-8")
+    head = text.partition("name:")[0]
+    return " ".join(line.lstrip("# ") for line in head.splitlines())
+
+
+def classes(of: Experiment) -> int:
+    if of.stream["name"] == "cifar100":
+        return {"classes": 100, "superclasses": 20}[of.stream["labels"]]
+    return {"digits": 10, "core50": 50, "folder": 100}[of.stream["name"]]
+
+
+def samples(of: Experiment) -> list[int]:
+    """How many are learned in each task."""
+    if of.stream["name"] == "digits":
+        tasks = streams.registry.get("digits")(0, None, tasks=of.stream["tasks"])
+        return torch.bincount(tasks.train.task).tolist()
+    if of.stream["name"] == "core50":
+        return list(CORE50)
+    if of.stream["name"] == "folder":  # COIL-100
+        learned = 72 - round(72 * of.stream["holdout"])
+        return [100 // of.stream["tasks"] * learned] * of.stream["tasks"]
+    tasks = 5 if of.stream["labels"] == "superclasses" else of.stream["tasks"]
+    return [50_000 // tasks] * tasks
+
+
+def steps(of: Experiment) -> int:
+    batch, epochs = of.stream["batch"], of.stream["epochs"]
+    return epochs * sum(math.ceil(count / batch) for count in samples(of))
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+@each
+def test_every_row_can_be_made_and_learns_from_what_arrives(name: str) -> None:
+    asked = experiment(name)
+    small = {"mlp": {"hidden": [4]}, "resnet18": {"width": 2}}[asked.model["name"]]
+    shape = (1, 8, 8) if asked.stream["name"] == "digits" else (3, 32, 32)
+    stream: Any = SimpleNamespace(
+        shape=shape,
+        classes=classes(asked),
+        transform=Transform(Pixels(255.0), augments=True),
+        sample_bytes=lambda: math.prod(shape),
+    )
+    chance = torch.Generator().manual_seed(0)
+    batches = [
+        Batch(
+            torch.randint(256, (4, *shape), generator=chance, dtype=torch.uint8),
+            torch.randint(classes(asked), (4,), generator=chance),
+        )
+        for _ in range(2)
+    ]
+    for run in asked.select(None, [0]).runs():
+        method = beginning({**run, "model": {**asked.model, **small}}, stream, CPU)()
+        before = [value.detach().clone() for value in method.learner.parameters()]
+        for batch in batches:
+            method.step(batch)
+        after = method.learner.parameters()
+        moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
+        assert any(moved), run["row"]
+        assert all(value.isfinite().all() for value in after), run["row"]
+
+
+@each
+def test_every_table_has_the_row_to_compare_with_and_the_upper_bound(name: str) -> None:
+    rows = experiment(name).methods
+    assert {"er", "syngap", "joint"} <= set(rows)
+    for row, options in rows.items():
+        if row in ("er", "syngap", "joint"):
+            assert options["name"] == row
+    assert sum(options["name"] == "joint" for options in rows.values()) == 1, "INT has one meaning"
+
+
+@each
+def test_buffers_hold_20_for_each_class_unless_the_file_says_otherwise(name: str) -> None:
+    asked, said = experiment(name), comment(name)
+    usual = 20 * classes(asked)
+    others = set()
+    for options in asked.methods.values():
+        if options.get("buffer") not in (None, 0, usual):
+            others.add(options["buffer"])
+    for buffer in others:
+        assert "20 n" in said, f"{buffer} is not {usual}"
+        assert re.search(rf"\b(buffer is|hold|have) {buffer}\b", said), f"{buffer} is not {usual}"
+
+
+# Protocols ----------------------------------------------------------------------------------------
+
+
+@each_on_images
+def test_images_are_learned_by_one_protocol(name: str) -> None:
+    asked = experiment(name)
+    assert asked.model == {"name": "resnet18", "width": 64, "norm": "batch"}
+    assert asked.training["precision"] == "bf16"
+    assert asked.stream["batch"] == 64
+    assert asked.stream["augment"] is True
+    assert (asked.stream["order"], asked.stream["blur"]) == ("shuffled", 0.0)
+    assert (asked.stream["first"], asked.stream["validation"]) == (None, 0.0)
+    remainder = "short" if name == "short-batches-cifar100" else "even"
+    assert asked.stream["remainder"] == remainder
+    epochs = {"online-cifar100": 1, "epochs20-cifar100": 20}.get(name, 5)
+    assert asked.stream["epochs"] == epochs
+    assert {options.get("replay", 64) for options in asked.methods.values()} == {64}
+    assert asked.seeds == ([0, 1, 2] if name == "epochs20-cifar100" else [0, 1, 2, 3, 4])
+
+
+ABLATIONS = {
+    "unbounded": {"bounded": False},
+    "low_alpha": {"retention": 0.5},
+    "true_labels": {"estimator": "empirical"},
+    "per_tensor": {"scope": "tensor"},
+    "no_buffer": {"buffer": 0},
+    **{f"alpha{value}": {"retention": value} for value in (0.9, 0.99, 0.9999)},
+    **{f"tau{value}": {"consolidation": value} for value in (0.03, 0.3, 0.5, 0.9)},
+}
+
+
+def test_an_ablation_changes_one_thing() -> None:
+    rows = dict(experiment("table2-ablation").methods)
+    full, without, joint = rows.pop("syngap"), rows.pop("er"), rows.pop("joint")
+    changed = {
+        row: {key: value for key, value in options.items() if value != full[key]}
+        for row, options in rows.items()
+    }
+    assert changed == ABLATIONS
+    assert {full["name"], *(options["name"] for options in rows.values())} == {"syngap"}
+    assert (full["lr"], without["lr"], joint["lr"]) == (0.3, 0.3, 0.1)
+    assert all(full[key] == value for key, value in without.items() if key != "name")
+
+
+def test_the_ablation_is_that_of_the_shared_table() -> None:
+    shared, ablation = experiment("table1-cifar100-shared"), experiment("table2-ablation")
+    for part in ("stream", "model", "training", "seeds"):
+        assert getattr(ablation, part) == getattr(shared, part), part
+    for row in ("er", "syngap"):
+        assert ablation.methods[row] == shared.methods[row]
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("online-cifar100", 1), ("epochs20-cifar100", 20)])
+def test_other_lengths_differ_in_their_epochs_alone(name: str, epochs: int) -> None:
+    shared, other = experiment("table1-cifar100-shared"), experiment(name)
+    assert other.stream == {**shared.stream, "epochs": epochs}
+    assert (other.model, other.training) == (shared.model, shared.training)
+
+
+def test_short_batches_are_the_shared_table_but_for_them() -> None:
+    shared, short = experiment("table1-cifar100-shared"), experiment("short-batches-cifar100")
+    changed = replace(short, name=shared.name, stream={**short.stream, "remainder": "even"})
+    assert changed == shared
+
+
+def test_twenty_epochs_have_the_rates_of_five() -> None:
+    tuned = experiment("table1-cifar100-tuned").search
+    assert tuned is not None
+    for row, options in experiment("epochs20-cifar100").methods.items():
+        assert options["lr"] == tuned.spaces[row]["lr"].start
+
+
+@pytest.mark.parametrize("name", ["online-cifar100", "domain-cifar100", "coil100-nc"])
+def test_where_no_rate_was_searched_er_and_syngap_stand_at_each_others_too(name: str) -> None:
+    rows = experiment(name).methods
+    er, syngap = rows["er"], rows["syngap"]
+    assert rows[f"er_lr{syngap['lr']}"] == {**er, "lr": syngap["lr"]}
+    assert rows[f"syngap_lr{er['lr']}"] == {**syngap, "lr": er["lr"]}
+    assert "No rate was searched" in comment(name)
+
+
+def test_core50_compares_all_methods_on_the_official_split() -> None:
+    core50 = experiment("core50-nc")
+    names = [options["name"] for options in core50.methods.values()]
+    assert len(names) == 10
+    assert set(names) == {
+        *(options["name"] for options in experiment("table1-cifar100-shared").methods.values())
+    }
+    assert core50.stream["split"] == "sessions"
+
+
+# What the documentation says of them --------------------------------------------------------------
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Rows × seeds and steps by name, from the table in the documentation."""
+    table = DOCS.read_text(encoding="utf-8").partition("| experiment | question |")[2]
+    lines = re.findall(
+        r"^\| `([\w.-]+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \|", table, flags=re.MULTILINE
+    )
+    return {name: (runs.strip(), steps.strip()) for name, runs, steps in lines}
+
+
+def test_the_documentation_lists_what_ships() -> None:
+    assert {*documented()} == {*shipped()}
+
+
+@pytest.mark.parametrize("command", ["run", "tune", "landscape"])
+def test_the_help_names_the_command_that_lists_what_ships(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = " ".join(called(capsys, command, "--help")[1].split())
+    assert "an experiment that ships: `syngap doctor` lists them" in printed
+    listed = f"experiments: {', '.join(shipped())}"
+    assert listed in called(capsys, "doctor")[1].splitlines()
+
+
+@each
+def test_the_documentation_knows_runs_and_steps(name: str) -> None:
+    asked = experiment(name)
+    assert documented()[name] == (
+        f"{len(asked.methods)} × {len(asked.seeds)}",
+        f"{steps(asked):,}",
+    )

@@ -1,0 +1,281 @@
+"""The method of research/ is the package's where its options say so, and averages as it says."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkout import ROOT
+from helpers import assert_identical
+from rerun import Rerun
+from torch import Tensor, nn
+
+from syngap.bench.config.experiment import read
+from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.derpp import DERpp
+from syngap.bench.methods.er import ER
+from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.methods.syngap import SynGAP
+from syngap.bench.options import checked, signature
+from syngap.bench.streams import Batch
+from syngap.bench.training.captured import Captured
+from syngap.optim.scores import sample_labels
+
+RESEARCH = ROOT / "research"
+if not RESEARCH.is_dir():
+    pytest.skip("there is no research/ beside the tests", allow_module_level=True)
+sys.path[:0] = [str(RESEARCH / "src"), str(RESEARCH)]
+
+from finetuning.command import main  # noqa: E402
+from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
+from syngap_research.kronecker import Kronecker  # noqa: E402
+from syngap_research.metaplastic import Metaplastic  # noqa: E402
+
+KEPT: dict[str, Any] = {"lr": 0.3, "buffer": 10, "replay": 4}
+
+
+def learner() -> Learner:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    return Learner(model, lambda x, generator: x)
+
+
+def learned(method: Method, steps: int = 30) -> list[list[Tensor]]:
+    """Return the network's parameters after every step."""
+    torch.manual_seed(1)
+    found = []
+    for _ in range(steps):
+        method.step(Batch(torch.randn(6, 4), torch.randint(3, (6,))))
+        found.append([value.detach().clone() for value in method.learner.model.parameters()])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "options"),
+    [
+        (SynGAP, {"every": 1}, {}),
+        (SynGAP, {"every": 1, "scope": "tensor"}, {"mean": "tensor"}),
+        (ER, {}, {"rule": "none"}),
+        (ERACE, {}, {"rule": "none", "loss": "ace"}),
+        (DERpp, {}, {"rule": "none", "loss": "derpp"}),
+        (GatedERACE, {"every": 1}, {"loss": "ace"}),
+        (GatedDERpp, {"every": 1}, {"loss": "derpp"}),
+    ],
+)
+def test_it_is_the_method_that_its_options_name(
+    kind: type[Method], own: dict[str, Any], options: dict[str, Any]
+) -> None:
+    theirs = learned(kind(learner(), **KEPT, **own))[-1]
+    ours = learned(Metaplastic(learner(), **KEPT, **options))[-1]
+    for a, b in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_network_is_judged_by_the_mean_of_its_past() -> None:
+    method = Metaplastic(learner(), **KEPT, rule="none", average=0.9)
+    past = learned(method)
+    weights = torch.tensor([0.9**age for age in reversed(range(len(past)))])
+    weights /= weights.sum()
+    x = torch.randn(5, 4)
+    judged = learner()
+    with torch.no_grad():
+        for number, parameter in enumerate(judged.model.parameters()):
+            values = torch.stack([step[number] for step in past])
+            parameter.copy_((weights.view(-1, *[1] * parameter.dim()) * values).sum(0))
+    torch.testing.assert_close(method.learner.evaluate(x), judged.evaluate(x))
+
+
+def test_where_the_stream_opposes_replay_a_closed_gate_lets_replay_alone_through() -> None:
+    method = Metaplastic(learner(), **KEPT, gated="opposed", ambient=0.0)
+    learned(method, 3)
+    shut = [torch.zeros_like(value) for value in method.importance]
+    method._gate = lambda parameters: shut  # type: ignore[method-assign]
+    batch = Batch(torch.randn(6, 4), torch.randint(3, (6,)))
+    twin = copy.deepcopy(method)
+    stream, replay, _ = twin._losses(batch)
+    assert replay is not None
+    theirs = torch.autograd.grad(replay, twin.learner.parameters(), retain_graph=True)
+    ours = torch.autograd.grad(stream, twin.learner.parameters())
+    method.learn(batch)
+    for parameter, a, b in zip(method.learner.parameters(), ours, theirs, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, b + torch.where(a * b < 0, 0.0, a))
+    assert any(bool((a * b < 0).any()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("path", sorted(RESEARCH.glob("*.yaml")), ids=lambda path: path.name)
+def test_rows_of_its_experiments_can_be_made(path: Path) -> None:
+    for row, options in read(str(path))["methods"].items():
+        kinds = {"metaplastic": Metaplastic, "kronecker": Kronecker}
+        if kind := kinds.get(options.get("method")):
+            given = {key: value for key, value in options.items() if key != "method"}
+            kind(learner(), **checked(given, signature(kind), row))
+
+
+def factored(steps: int, **options: Any) -> tuple[Kronecker, Batch]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 2, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    )
+    method = Kronecker(Learner(model, lambda x, generator: x), lr=0.1, buffer=0, **options)
+    batches = [Batch(torch.randn(5, 2, 3, 3), torch.randint(3, (5,))) for _ in range(steps + 1)]
+    for batch in batches[:-1]:
+        method.step(batch)
+    return method, batches[-1]
+
+
+def alike_beyond(moment: Tensor, rank: int) -> Tensor:
+    """Return a matrix with its steepest directions, and the mean of the others for each of them."""
+    lengths, ways = torch.linalg.eigh(moment.double())
+    lengths[:-rank] = lengths[:-rank].mean()
+    return ways @ torch.diag(lengths) @ ways.T
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"directions": "inputs"}, {"inputs": "channels"}, {"rank": 4}],
+    ids=["both", "inputs", "channels", "rank"],
+)
+def test_a_factored_gate_is_the_mask_of_the_whole_matrix(options):
+    method, batch = factored(4, **options, retention=0.5, refresh=1, consolidation=0.5)
+    model = method.learner.model
+    method.optimizer.zero_grad()
+    method.loss(batch).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    for _ in range(300 if "rank" in options else 1):  # steepest directions come by iterations
+        method._turn()
+    method.adjust()
+
+    whole = {name: torch.diag(f.flatten()).double() for name, f in method.others.items()}
+    for name, (outer, inner) in method.factors.items():
+        if "directions" in options:
+            outer = outer * torch.eye(len(gradients[f"{name}.weight"]))
+        if "rank" in options:
+            inner = alike_beyond(inner, 4)
+        whole[f"{name}.weight"] = torch.kron(outer.double(), inner.double())
+        if "inputs" in options and name == "0":  # each of the kernel's four places alike
+            whole[f"{name}.weight"] = torch.kron(whole[f"{name}.weight"], torch.eye(4).double())
+    mean = sum(f.trace() for f in whole.values()) / sum(len(f) for f in whole.values())
+    assert set(whole) == set(gradients)
+    for name, parameter in model.named_parameters():
+        lengths, ways = torch.linalg.eigh(whole[name])
+        mask = 1 - torch.tanh(method.steepness * lengths.clamp_min(0) / mean) + method.ambient
+        wanted = ways @ (mask * (ways.T @ gradients[name].flatten().double()))
+        assert mask.min() < 0.9 or "bias" in name
+        torch.testing.assert_close(parameter.grad.flatten().double(), wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_factors_are_second_moments_of_inputs_and_of_sampled_gradients():
+    method, batch = factored(0)
+    model = method.learner.model
+    twin = copy.deepcopy(model)
+    state = method.labels.get_state()
+    method.loss(batch)
+    method.labels.set_state(state)
+    logits = twin(batch.x)
+    drawn = sample_labels(logits, method.labels)
+    outer, inner = torch.zeros(3, 3), torch.zeros(8, 8)
+    for x, label in zip(batch.x, drawn, strict=True):  # a sample, a place, one after the other
+        out = twin[0](x[None]).detach().requires_grad_()
+        (delta,) = torch.autograd.grad(-twin[1:](out).log_softmax(1)[0, label], out)
+        padded = nn.functional.pad(x, (1, 1, 1, 1))
+        for i in range(2):
+            for j in range(2):
+                patch = padded[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].flatten()
+                outer += torch.outer(delta[0, :, i, j], delta[0, :, i, j]) / 5
+                inner += torch.outer(patch, patch) / 20
+    torch.testing.assert_close(method.factors["0"], [outer, inner])
+
+
+def test_a_factored_gate_goes_on_from_its_state():
+    method, batch = factored(3, average=0.9)
+    other, _ = factored(0, average=0.9)
+    other.load_state_dict(copy.deepcopy(method.state_dict()))
+    for each in (method, other):
+        each.step(batch)
+    torch.testing.assert_close(
+        other.learner.state_dict(), method.learner.state_dict(), rtol=0, atol=0
+    )
+
+
+def test_a_factored_gate_can_be_captured():
+    options: dict[str, Any] = {"directions": "inputs", "rank": 4, "every": 3, "early": 5}
+    (one, _), (other, _) = (factored(0, refresh=4, **options) for _ in range(2))
+    torch.manual_seed(1)
+    batches = [Batch(torch.randn(5, 2, 3, 3), torch.randint(3, (5,))) for _ in range(40)]
+    captured = Captured(other, graphs := Rerun(other))
+    for batch in batches:
+        one.step(batch)
+        captured.learn(batch)
+        other.between()
+    assert not captured.why
+    assert graphs.captured == 2  # with an observation, and without
+    assert_identical(one.state_dict(), other.state_dict())
+
+
+# Fine-tuning --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finetune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Runs the command, which sets how products of matrices are rounded."""
+
+    def command(*arguments: str | Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["finetune.py", *map(str, arguments)])
+        main()
+
+    precision = torch.get_float32_matmul_precision()
+    yield command
+    torch.set_float32_matmul_precision(precision)
+
+
+def test_methods_of_fine_tuning_are_what_they_are_by_definition(
+    finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    finetune("--check")
+    assert capsys.readouterr().out.count("\n") == 5  # penalty, gate, adapters, rotation, frontier
+
+
+@pytest.mark.parametrize(("table", "page"), [("--table", "research.md"), ("--recipe", "guide.md")])
+def test_tables_of_fine_tuning_are_what_its_runs_say(
+    table: str, page: str, finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ROOT / "results" / "research-finetune"
+    if not folder.is_dir():
+        pytest.skip("there are no results beside the tests")
+    finetune(table, *(folder / f"{size}.csv" for size in ("mini", "small", "medium", "large")))
+    printed = capsys.readouterr().out.strip()
+    assert printed.count("\n") > 5
+    assert printed in (ROOT / "docs" / page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("picture", ["--draw", "--sizes"])
+def test_runs_of_fine_tuning_can_be_drawn(
+    picture: str, finetune: Callable[..., None], tmp_path: Path
+) -> None:
+    table = ROOT / "results" / "research-finetune" / "mini.csv"
+    if not table.is_file():
+        pytest.skip("there are no results beside the tests")
+    finetune(picture, table, tmp_path / "drawn.svg")
+    assert "<svg" in (tmp_path / "drawn.svg").read_text("utf-8")
+
+
+def test_evaluations_of_fine_tuning_are_added_to_the_table_once(
+    tmp_path: Path, finetune: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_of_text = torch.arange(2000).to(torch.uint8)
+    text = {"train": bytes_of_text, "test": bytes_of_text.clone()}
+    monkeypatch.setattr("finetuning.cache.collect_text", lambda domain, megabytes: text)
+    options = "--size tiny --pairs python:english --seeds 0 --pretrain 3 --steps 5 --batch 2"
+    options += " --windows 2 --samples 2 --looks 2 --device cpu --runs 6"
+    options += " --methods adamw rotated_gate_back rotated_ewc lora"
+    table = tmp_path / "runs.csv"
+    for _ in range(2):  # the second time there is nothing left to do
+        finetune(*options.split(), "--cache", tmp_path / "cache", "--csv", table)
+        evaluations = 1 + 4 * 6 * 2  # the start; two for each of six values of four methods
+        assert len(table.read_text().splitlines()) == 1 + evaluations
