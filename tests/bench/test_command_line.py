@@ -23,7 +23,7 @@ from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event, run_here
 from syngap.bench.runner.progress import Display
 from syngap.bench.runner.run import Job
-from syngap.bench.store import files
+from syngap.bench.store import records as files
 from syngap.bench.store.records import alone_in
 
 Said = tuple[int, str, str]
