@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -779,7 +780,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 def shown(task: Job, console: Console) -> str:
     """What is on the console after a run that is done and one that failed."""
-    other = Job(task.folder.with_name("er-1"), {**task.config, "seed": 1})
+    other = Job(task.folder.with_name("er-1"), replace(task.config, seed=1))
     with Display(console, [task, other], {"er": 6}) as display:
         display(Event(task, "begun"))
         display(Event(other, "begun"))

@@ -235,7 +235,8 @@ def test_configurations_are_sound(page: Path) -> None:
             asked |= {"name": given["experiment"], "seeds": [given["seed"]]}
             method = dict(given["method"])
             asked["methods"] = {given["row"]: {"method": method.pop("name"), **method}}
-            assert Experiment.from_mapping(asked).runs() == [given]
+            (run,) = Experiment.from_mapping(asked).runs()
+            assert run.as_mapping() == given
 
 
 # Tables of options

@@ -110,8 +110,7 @@ class Runs:
         place = self.folder if page is None else Path(page)
         if place.suffix != ".html":
             place = place / "index.html"
-        first = self.runs[0].config if self.runs else {}
-        title = str(first.get("experiment", self.folder.name))
+        title = (self.runs[0].config.experiment if self.runs else None) or self.folder.name
         within = within or place.parent
         make_folder(place.parent, within=within)
         write_page(self.runs, place, title, self.surfaces, searched=self.folder, within=within)

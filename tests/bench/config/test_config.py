@@ -61,7 +61,7 @@ def test_what_ships_is_an_experiment_and_reads_back_as_itself(name: str) -> None
 @pytest.mark.parametrize("name", shipped())
 def test_what_ships_says_every_seed_and_row_once(name: str) -> None:
     runs = Experiment.from_mapping(read(name)).runs()
-    assert len({(run["row"], run["seed"]) for run in runs}) == len(runs)
+    assert len({(run.row, run.seed) for run in runs}) == len(runs)
 
 
 def test_there_is_something_that_ships() -> None:
@@ -87,8 +87,9 @@ def test_names_stand_for_options_left_at_their_defaults() -> None:
 
 def test_a_row_is_named_apart_from_its_method() -> None:
     experiment = Experiment.from_mapping(tiny("methods={a: {method: er}, b: {method: er, lr: 1}}"))
-    assert [(o["name"], o["lr"]) for o in experiment.methods.values()] == [("er", 0.1), ("er", 1.0)]
-    assert [run["row"] for run in experiment.runs()] == ["a", "b"]
+    methods = experiment.methods.values()
+    assert [(method.name, method.options["lr"]) for method in methods] == [("er", 0.1), ("er", 1.0)]
+    assert [run.row for run in experiment.runs()] == ["a", "b"]
 
 
 def test_selecting_keeps_the_order_of_the_experiment() -> None:
@@ -191,13 +192,13 @@ def test_a_run_that_does_not_say_remainder_had_short_last_batches(
     code, _, said = called(capsys, *command, "--methods", "er", *short, "--resume")
     assert (code, said.partition(",")[0]) == (0, "1 of 1 runs are there already")
     recorded = again(read_runs(tmp_path / "out"), ["er"], 1)
-    assert recorded.stream["remainder"] == "short"
+    assert recorded.stream.options["remainder"] == "short"
 
 
 def test_an_option_without_a_default_that_a_run_lacks_is_missed(tmp_path: Path) -> None:
     """Whatever it was, it cannot be told from what is asked for now."""
     here = job(tmp_path, "stream={name: npz, path: data.npz, tasks: 2}")
-    mapping = copy.deepcopy(here.config)
+    mapping = here.config.as_mapping()
     del mapping["stream"]["path"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mapping))
     with pytest.raises(UserError, match=r"stream\.path was null there"):
@@ -209,7 +210,7 @@ def test_the_device_of_a_run_that_said_auto_is_the_one_it_ran_on(
     ran_on: str, device: str, tmp_path: Path
 ) -> None:
     here = job(tmp_path, f"training.device={device}")
-    before = {**here.config, "training": {**here.config["training"], "device": "auto"}}
+    before = here.config.on_device("auto").as_mapping()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
     (tmp_path / "environment.json").write_text(json.dumps({"device": ran_on}))
     (tmp_path / "status.json").write_text(json.dumps({"state": "done"}))

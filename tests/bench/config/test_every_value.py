@@ -163,7 +163,7 @@ def tried(mapping: dict[str, Any], data: Path, out: Path, *, run: bool = True) -
     experiment = Experiment.from_mapping(mapping)
     text = yaml.safe_dump(experiment.as_mapping(), sort_keys=False)
     assert Experiment.from_mapping(yaml.safe_load(text)) == experiment
-    runs = json.dumps(experiment.runs())
+    runs = json.dumps([run.as_mapping() for run in experiment.runs()])
     if runs in SEEN or not run:
         return ""
     SEEN.add(runs)

@@ -41,8 +41,8 @@ def test_a_search_reads_back_as_itself() -> None:
 def test_the_stream_is_changed_while_searching_and_only_then() -> None:
     experiment = searched("search.stream.epochs=3")
     search = search_of(experiment)
-    assert search.stream == {**experiment.stream, "validation": 0.2, "epochs": 3}
-    assert experiment.stream["validation"] == 0.0
+    assert search.stream == experiment.stream.with_options({"validation": 0.2, "epochs": 3})
+    assert experiment.stream.options["validation"] == 0.0
     assert search.as_mapping()["stream"] == {"validation": 0.2, "epochs": 3}
 
 
@@ -109,12 +109,13 @@ def test_the_shipped_search_gives_all_rows_the_same_chance() -> None:
     assert {*experiment.methods} == {row for row in shared.methods if "_lr" not in row}
     for row, spaces in search.spaces.items():
         for option, space in spaces.items():
-            value = experiment.methods[row][option]
+            value = experiment.methods[row].options[option]
             low, high = min(space.values), max(space.values)
             assert low <= value <= high, "what stands in the table could have been found"
             assert space.kind != "choose" or value in space.values
             assert space.start is not None, "every row begins with what was known to be good"
-    assert search.stream == {**experiment.stream, "validation": 0.1, "epochs": 2}, "all ten tasks"
+    changed = experiment.stream.with_options({"validation": 0.1, "epochs": 2})
+    assert search.stream == changed, "all ten tasks"
 
 
 # Refused ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from checkout import ROOT
 from tiny import called
 
 from syngap.bench import registry, streams
+from syngap.bench.config.component import Component
 from syngap.bench.config.experiment import Experiment, read, shipped
 from syngap.bench.runner.run import beginning
 from syngap.bench.streams import Batch, Pixels
@@ -49,27 +50,27 @@ def comment(name: str) -> str:
 
 
 def classes(of: Experiment) -> int:
-    if of.stream["name"] == "cifar100":
-        return {"classes": 100, "superclasses": 20}[of.stream["labels"]]
-    return {"digits": 10, "core50": 50, "folder": 100}[of.stream["name"]]
+    if of.stream.name == "cifar100":
+        return {"classes": 100, "superclasses": 20}[of.stream.options["labels"]]
+    return {"digits": 10, "core50": 50, "folder": 100}[of.stream.name]
 
 
 def samples(of: Experiment) -> list[int]:
     """How many are learned in each task."""
-    if of.stream["name"] == "digits":
-        tasks = streams.registry.get("digits")(0, None, tasks=of.stream["tasks"])
+    if of.stream.name == "digits":
+        tasks = streams.registry.get("digits")(0, None, tasks=of.stream.options["tasks"])
         return torch.bincount(tasks.train.task).tolist()
-    if of.stream["name"] == "core50":
+    if of.stream.name == "core50":
         return list(CORE50)
-    if of.stream["name"] == "folder":  # COIL-100
-        learned = 72 - round(72 * of.stream["holdout"])
-        return [100 // of.stream["tasks"] * learned] * of.stream["tasks"]
-    tasks = 5 if of.stream["labels"] == "superclasses" else of.stream["tasks"]
+    if of.stream.name == "folder":  # COIL-100
+        learned = 72 - round(72 * of.stream.options["holdout"])
+        return [100 // of.stream.options["tasks"] * learned] * of.stream.options["tasks"]
+    tasks = 5 if of.stream.options["labels"] == "superclasses" else of.stream.options["tasks"]
     return [50_000 // tasks] * tasks
 
 
 def steps(of: Experiment) -> int:
-    batch, epochs = of.stream["batch"], of.stream["epochs"]
+    batch, epochs = of.stream.options["batch"], of.stream.options["epochs"]
     return epochs * sum(math.ceil(count / batch) for count in samples(of))
 
 
@@ -79,8 +80,8 @@ def steps(of: Experiment) -> int:
 @each
 def test_every_row_can_be_made_and_learns_from_what_arrives(name: str) -> None:
     asked = experiment(name)
-    small = {"mlp": {"hidden": [4]}, "resnet18": {"width": 2}}[asked.model["name"]]
-    shape = (1, 8, 8) if asked.stream["name"] == "digits" else (3, 32, 32)
+    small = {"mlp": {"hidden": [4]}, "resnet18": {"width": 2}}[asked.model.name]
+    shape = (1, 8, 8) if asked.stream.name == "digits" else (3, 32, 32)
     stream: Any = SimpleNamespace(
         shape=shape,
         classes=classes(asked),
@@ -96,24 +97,24 @@ def test_every_row_can_be_made_and_learns_from_what_arrives(name: str) -> None:
         for _ in range(2)
     ]
     for run in asked.select(None, [0]).runs():
-        method = beginning({**run, "model": {**asked.model, **small}}, stream, CPU)()
+        method = beginning(replace(run, model=asked.model.with_options(small)), stream, CPU)()
         before = [value.detach().clone() for value in method.learner.parameters()]
         for batch in batches:
             method.step(batch)
         after = method.learner.parameters()
         moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
-        assert any(moved), run["row"]
-        assert all(value.isfinite().all() for value in after), run["row"]
+        assert any(moved), run.row
+        assert all(value.isfinite().all() for value in after), run.row
 
 
 @each
 def test_every_table_has_the_row_to_compare_with_and_the_upper_bound(name: str) -> None:
     rows = experiment(name).methods
     assert {"er", "syngap", "joint"} <= set(rows)
-    for row, options in rows.items():
+    for row, method in rows.items():
         if row in ("er", "syngap", "joint"):
-            assert options["name"] == row
-    assert sum(options["name"] == "joint" for options in rows.values()) == 1, "INT has one meaning"
+            assert method.name == row
+    assert sum(method.name == "joint" for method in rows.values()) == 1, "INT has one meaning"
 
 
 @each
@@ -121,9 +122,9 @@ def test_buffers_hold_20_for_each_class_unless_the_file_says_otherwise(name: str
     asked, said = experiment(name), comment(name)
     usual = 20 * classes(asked)
     others = set()
-    for options in asked.methods.values():
-        if options.get("buffer") not in (None, 0, usual):
-            others.add(options["buffer"])
+    for method in asked.methods.values():
+        if method.options.get("buffer") not in (None, 0, usual):
+            others.add(method.options["buffer"])
     for buffer in others:
         assert "20 n" in said, f"{buffer} is not {usual}"
         assert re.search(rf"\b(buffer is|hold|have) {buffer}\b", said), f"{buffer} is not {usual}"
@@ -135,17 +136,17 @@ def test_buffers_hold_20_for_each_class_unless_the_file_says_otherwise(name: str
 @each_on_images
 def test_images_are_learned_by_one_protocol(name: str) -> None:
     asked = experiment(name)
-    assert asked.model == {"name": "resnet18", "width": 64, "norm": "batch"}
-    assert asked.training["precision"] == "bf16"
-    assert asked.stream["batch"] == 64
-    assert asked.stream["augment"] is True
-    assert (asked.stream["order"], asked.stream["blur"]) == ("shuffled", 0.0)
-    assert (asked.stream["first"], asked.stream["validation"]) == (None, 0.0)
+    assert asked.model == Component("resnet18", {"width": 64, "norm": "batch"})
+    assert asked.training.precision == "bf16"
+    assert asked.stream.options["batch"] == 64
+    assert asked.stream.options["augment"] is True
+    assert (asked.stream.options["order"], asked.stream.options["blur"]) == ("shuffled", 0.0)
+    assert (asked.stream.options["first"], asked.stream.options["validation"]) == (None, 0.0)
     remainder = "short" if name == "short-batches-cifar100" else "even"
-    assert asked.stream["remainder"] == remainder
+    assert asked.stream.options["remainder"] == remainder
     epochs = {"online-cifar100": 1, "epochs20-cifar100": 20}.get(name, 5)
-    assert asked.stream["epochs"] == epochs
-    assert {options.get("replay", 64) for options in asked.methods.values()} == {64}
+    assert asked.stream.options["epochs"] == epochs
+    assert {method.options.get("replay", 64) for method in asked.methods.values()} == {64}
     assert asked.seeds == ([0, 1, 2] if name == "epochs20-cifar100" else [0, 1, 2, 3, 4])
 
 
@@ -164,13 +165,13 @@ def test_an_ablation_changes_one_thing() -> None:
     rows = dict(experiment("table2-ablation").methods)
     full, without, joint = rows.pop("syngap"), rows.pop("er"), rows.pop("joint")
     changed = {
-        row: {key: value for key, value in options.items() if value != full[key]}
-        for row, options in rows.items()
+        row: {key: value for key, value in method.options.items() if value != full.options[key]}
+        for row, method in rows.items()
     }
     assert changed == ABLATIONS
-    assert {full["name"], *(options["name"] for options in rows.values())} == {"syngap"}
-    assert (full["lr"], without["lr"], joint["lr"]) == (0.3, 0.3, 0.1)
-    assert all(full[key] == value for key, value in without.items() if key != "name")
+    assert {full.name, *(method.name for method in rows.values())} == {"syngap"}
+    assert [method.options["lr"] for method in (full, without, joint)] == [0.3, 0.3, 0.1]
+    assert all(full.options[key] == value for key, value in without.options.items())
 
 
 def test_the_ablation_is_that_of_the_shared_table() -> None:
@@ -184,40 +185,42 @@ def test_the_ablation_is_that_of_the_shared_table() -> None:
 @pytest.mark.parametrize(("name", "epochs"), [("online-cifar100", 1), ("epochs20-cifar100", 20)])
 def test_other_lengths_differ_in_their_epochs_alone(name: str, epochs: int) -> None:
     shared, other = experiment("table1-cifar100-shared"), experiment(name)
-    assert other.stream == {**shared.stream, "epochs": epochs}
+    assert other.stream == shared.stream.with_options({"epochs": epochs})
     assert (other.model, other.training) == (shared.model, shared.training)
 
 
 def test_short_batches_are_the_shared_table_but_for_them() -> None:
     shared, short = experiment("table1-cifar100-shared"), experiment("short-batches-cifar100")
-    changed = replace(short, name=shared.name, stream={**short.stream, "remainder": "even"})
+    even = short.stream.with_options({"remainder": "even"})
+    changed = replace(short, name=shared.name, stream=even)
     assert changed == shared
 
 
 def test_twenty_epochs_have_the_rates_of_five() -> None:
     tuned = experiment("table1-cifar100-tuned").search
     assert tuned is not None
-    for row, options in experiment("epochs20-cifar100").methods.items():
-        assert options["lr"] == tuned.spaces[row]["lr"].start
+    for row, method in experiment("epochs20-cifar100").methods.items():
+        assert method.options["lr"] == tuned.spaces[row]["lr"].start
 
 
 @pytest.mark.parametrize("name", ["online-cifar100", "domain-cifar100", "coil100-nc"])
 def test_where_no_rate_was_searched_er_and_syngap_stand_at_each_others_too(name: str) -> None:
     rows = experiment(name).methods
     er, syngap = rows["er"], rows["syngap"]
-    assert rows[f"er_lr{syngap['lr']}"] == {**er, "lr": syngap["lr"]}
-    assert rows[f"syngap_lr{er['lr']}"] == {**syngap, "lr": er["lr"]}
+    for one, other in ((er, syngap), (syngap, er)):
+        rate = other.options["lr"]
+        assert rows[f"{one.name}_lr{rate}"] == one.with_options({"lr": rate})
     assert "No rate was searched" in comment(name)
 
 
 def test_core50_compares_all_methods_on_the_official_split() -> None:
     core50 = experiment("core50-nc")
-    names = [options["name"] for options in core50.methods.values()]
+    names = [method.name for method in core50.methods.values()]
     assert len(names) == 10
     assert set(names) == {
-        *(options["name"] for options in experiment("table1-cifar100-shared").methods.values())
+        *(method.name for method in experiment("table1-cifar100-shared").methods.values())
     }
-    assert core50.stream["split"] == "sessions"
+    assert core50.stream.options["split"] == "sessions"
 
 
 # What the documentation says of them --------------------------------------------------------------

@@ -313,7 +313,7 @@ def test_landscapes_may_come_before_the_runs(tmp_path, capsys, monkeypatch):
 def test_stream_of_ten_tasks_is_cut_to_two_and_keeps_its_head(tmp_path):
     experiment = Experiment.from_mapping(tiny(*SETTINGS, "stream.first=null")).select(["sgd"], [0])
     (made,) = plan_landscapes(experiment, tmp_path)
-    assert made.config["stream"]["first"] == 2
+    assert made.config.stream.options["first"] == 2
     assert stream_of(made.config, None).classes == 10
     assert len(stream_of(made.config, None).ends) == 2
 

@@ -241,7 +241,7 @@ def test_a_landscape_is_that_of_the_averaged_network(tmp_path: Path) -> None:
     pupil, kept = learned(stream, beginning_of(config, stream, torch.device("cpu")), _quiet)
     last = kept[stream.ends[1]]
     assert all(torch.equal(last[name], v) for name, v in pupil.judged.state_dict().items())
-    batches = [stream[step] for step in range(stream.ends[0] // config["stream"]["epochs"])]
+    batches = [stream[step] for step in range(stream.ends[0] // config.stream.options["epochs"])]
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
     newest = float(cross_entropy(pupil.evaluate(x, newest=True), y))
     for name, step in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,8 +161,11 @@ def test_seconds_of_runs_that_shared_a_machine_say_so(
 ) -> None:
     made(tmp_path, {"er": [(40, 60)], "sgd": [(0, 60)]})
     runs = read_runs(tmp_path)
-    for run, count in zip(runs, workers, strict=True):
-        run.environment["command"] = f"syngap run a --workers {count}" if count else "syngap demo"
+    commands = [f"syngap run a --workers {n}" if n else "syngap demo" for n in workers]
+    runs = [
+        replace(run, environment=run.environment.with_command(command))
+        for run, command in zip(runs, commands, strict=True)
+    ]
     text = markdown(rows(runs))
     assert ("runs at a time" in text) == bool(said)
     assert said in text

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import labels
 from syngap.bench.reporting.tables import wall_clock
+from syngap.bench.store.outcome import Environment, Status
 from syngap.bench.store.run_folder import read_runs, read_yaml
 from syngap.bench.store.surface import read_landscapes
 
@@ -241,7 +243,7 @@ def test_experiments_are_listed_with_runs_hardware_and_times(results: Results) -
     assert head.startswith("| experiment | runs | hardware |")
     assert other.startswith("| [other](other) | 1 | ")
     assert "| 14 of 90, without sgd, sgdm, adam, ballistic, ewcpp, er_ace, joint, er_lr0" in shared
-    seconds = sum(float(run.status["seconds"]) for run in results.runs("other"))
+    seconds = sum(float(run.status.seconds) for run in results.runs("other"))
     assert f"| {seconds:.0f} s | not recorded |" in other
 
 
@@ -250,11 +252,15 @@ def test_wall_clock_counts_what_ran_at_the_same_time_once(tmp_path: Path) -> Non
     write_experiment(tmp_path, {"er": Made("er")}, tuple(spans), every=50)
     runs = read_runs(tmp_path)
     assert wall_clock(runs) is None, "it is not told when they ended"
-    for run in runs:
-        begun, ended = spans[run.seed]
-        run.environment["started"] = f"2026-01-01T{begun}+00:00"
-        run.status["ended"] = f"2026-01-01T{ended}+00:00"
-    assert wall_clock(runs) == 21 * 60
+    timed = [
+        replace(
+            run,
+            environment=Environment({"started": f"2026-01-01T{spans[run.seed][0]}+00:00"}),
+            status=Status({"state": "done", "ended": f"2026-01-01T{spans[run.seed][1]}+00:00"}),
+        )
+        for run in runs
+    ]
+    assert wall_clock(timed) == 21 * 60
 
 
 @pytest.mark.parametrize(
@@ -473,9 +479,10 @@ def test_what_was_run_is_what_the_experiment_beside_it_says() -> None:
         for run in known.runs(name):
             method = dict(asked["methods"][run.row])
             method = {"name": method.pop("method"), **method}
-            assert complete_method(run.config["method"]) == complete_method(method), run.path
+            recorded = complete_method(run.config.method.as_mapping())
+            assert recorded == complete_method(method), run.path
             for part in ("stream", "model"):  # to which options may have come later
-                assert run.config[part].items() <= asked[part].items(), run.path
+                assert run.config.entries[part].items() <= asked[part].items(), run.path
 
 
 def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table() -> None:

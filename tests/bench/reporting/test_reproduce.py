@@ -107,17 +107,17 @@ def test_what_was_run_again_is_not_run_a_third_time(call: Call) -> None:
 
 
 def test_it_is_the_recorded_configuration_that_is_run(call: Call) -> None:
-    change("er", lambda run: run.config["method"].update(lr=0.01))
+    change("er", lambda run: run.config.entries["method"].update(lr=0.01))
     _, printed, _ = call("reproduce", "tiny", "--row", "er")
-    assert read_run(Path("runs/reproduce-tiny/er-0")).config["method"]["lr"] == 0.01
+    assert read_run(Path("runs/reproduce-tiny/er-0")).config.method.options["lr"] == 0.01
     assert ": the same R" not in printed
 
 
 def test_options_that_came_later_take_their_defaults(call: Call) -> None:
     change(
         "er",
-        lambda run: run.config["stream"].pop("blur"),
-        lambda run: run.config["method"].pop("memory"),
+        lambda run: run.config.entries["stream"].pop("blur"),
+        lambda run: run.config.entries["method"].pop("memory"),
     )
     code, printed, _ = call("reproduce", "tiny", "--row", "er")
     assert code == 0
@@ -130,8 +130,8 @@ def test_without_its_gpu_a_run_is_done_on_what_there_is(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     change(
         "er",
-        lambda run: run.config["training"].update(device="cuda"),
-        lambda run: run.environment.update(device="H200"),
+        lambda run: run.config.entries["training"].update(device="cuda"),
+        lambda run: run.environment.entries.update(device="H200"),
     )
     code, printed, _ = call("reproduce", "tiny", "--row", "er")
     assert code == 0
@@ -158,11 +158,11 @@ def test_what_cannot_be_run_again(arguments: tuple[str, ...], words: str, call: 
 
 
 def test_rows_of_different_settings_are_not_run_together(call: Call) -> None:
-    change("er", lambda run: run.config["stream"].update(batch=50), seed=0)
+    change("er", lambda run: run.config.entries["stream"].update(batch=50), seed=0)
     code, _, said = call("reproduce", "tiny")
     assert code == 2
     assert "er-0: stream.batch is not that of the other runs" in said
-    change("er", lambda run: run.config["method"].update(gone=1), seed=0)
+    change("er", lambda run: run.config.entries["method"].update(gone=1), seed=0)
     code, _, said = call("reproduce", "tiny", "--row", "er")
     assert code == 2
     assert "er-0: methods.er.gone: unknown option" in said

@@ -35,6 +35,7 @@ from syngap.bench.config.experiment import Experiment
 from syngap.bench.runner import local as engine
 from syngap.bench.runner import run
 from syngap.bench.runner.local import Event, attempt, run_here
+from syngap.bench.runner.recorded import again
 from syngap.bench.runner.run import Job
 from syngap.bench.store import environment, journal
 from syngap.bench.store.journal import FolderJournal
@@ -344,7 +345,7 @@ def test_a_folder_that_becomes_read_only(whole: Path, here: Path) -> None:
     assert events[-1].kind == "failed"
     assert events[-1].message.startswith("PermissionError: [Errno ")
     assert events[-1].message.endswith("; where that is allowed again, --resume goes on")
-    assert read_run(task.folder).status["step"] == 4
+    assert read_run(task.folder).status.step == 4
     run_here(task)
     assert results(task.folder) == results(whole)
 
@@ -386,8 +387,8 @@ def test_a_clock_that_jumps_by_years(
     assert call()[0] == 0, "the page too is made of such dates"
     assert saved == [5, 10], "the ends of tasks: no hour has passed"
     found = read_run(here / "out/er-0")
-    assert found.status["ended"] < found.environment["started"]
-    assert 0 < found.status["seconds"] < 60
+    assert found.status.ended < found.environment.started
+    assert 0 < found.status.seconds < 60
     assert results(here / "out/er-0") == results(whole)
 
 
@@ -582,18 +583,14 @@ def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
     assert state(tmp_path / "out/er-0") == "done"
     for row in TROUBLED:
         status = read_run(tmp_path / f"out/{row}-0").status
-        assert (status["state"], status["step"], status["error"]) == ("failed", 6, failed[row])
+        assert (status.state, status.step, status.error) == ("failed", 6, failed[row])
 
     trouble.unlink()
     monkeypatch.setattr(engine, "run_local", inline)
     assert called(capsys, *command[:4], "--resume")[0] == 0
     for row in TROUBLED:
-        alone = job(tmp_path / "whole", NPZ, OFTEN)
-        alone = replace(
-            alone,
-            folder=tmp_path / f"whole/{row}-0",
-            config=read_run(tmp_path / f"out/{row}-0").config,
-        )
+        (config,) = again([read_run(tmp_path / f"out/{row}-0")], [row], 1).runs()
+        alone = Job(tmp_path / f"whole/{row}-0", config)
         run_here(alone)
         assert results(tmp_path / f"out/{row}-0") == results(alone.folder), row
 

@@ -111,9 +111,8 @@ def test_a_checkpoint_without_its_configuration_is_not_gone_on_with(
 ) -> None:
     """As a kill in the middle of --fresh could leave it."""
     (half_done.folder / "config.yaml").unlink()
-    slower = replace(
-        half_done, config={**half_done.config, "method": {**half_done.config["method"], "lr": 1e-4}}
-    )
+    method = half_done.config.method.with_options({"lr": 1e-4})
+    slower = replace(half_done, config=replace(half_done.config, method=method))
     run_here(slower)
     clean = replace(slower, folder=tmp_path / "clean")
     run_here(clean)
@@ -135,7 +134,7 @@ def test_a_run_that_another_worker_has_ended_meanwhile_is_left_alone(half_done: 
 
 
 def test_a_run_begun_with_other_options_meanwhile_is_refused(half_done: Job) -> None:
-    other = replace(half_done, config={**half_done.config, "seed": 1})
+    other = replace(half_done, config=replace(half_done.config, seed=1))
     with pytest.raises(UserError, match=r"seed was 0 there and is 1 now"):
         run_here(other)
 

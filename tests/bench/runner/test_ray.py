@@ -172,7 +172,8 @@ def test_a_run_that_gets_further_may_lose_any_number_of_workers() -> None:
 
 def test_a_failure_is_told_as_locally(here: Path, cluster: Cluster) -> None:
     broken, sound = (job(Path(f"out/er-{seed}"), *SHORT, seed=seed) for seed in (0, 1))
-    config = {**broken.config, "stream": {**broken.config["stream"], "path": "missing.npz"}}
+    stream = broken.config.stream.with_options({"path": "missing.npz"})
+    config = replace(broken.config, stream=stream)
     events: list[Event] = []
     Path("out").mkdir()
     cluster.run([replace(broken, config=config), sound], None, events.append)
@@ -453,7 +454,7 @@ def test_the_device_is_that_of_the_cluster_not_of_the_driver(tmp_path: Path) -> 
     experiment = Experiment.from_mapping(tiny("training.device=auto"))
     for device in ("cpu", "cuda"):
         plan = make_plan(experiment, tmp_path / "out", device=device)
-        assert {task.config["training"]["device"] for task in plan.jobs} == {device}
+        assert {task.config.training.device for task in plan.jobs} == {device}
 
 
 # Slurm --------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_rows_and_seeds_are_added_to_those_that_are_there(
     assert sorted(whole["methods"]) == ["er", "sgd", "syngap"]
     assert whole["seeds"] == [2, 3, 4]
     assert len(read_runs(here / "kept")) == 7
-    assert kept_run(here / "kept", "syngap-3").status["seconds"] == 1234.5
+    assert kept_run(here / "kept", "syngap-3").status.seconds == 1234.5
     assert not kept_run(here / "kept", "syngap-3").summaries, "seed 2 is there and lower"
 
 
@@ -345,10 +345,10 @@ def test_an_environment_has_the_command_as_it_can_be_published(
     given = ["run", f"{tmp_path}/a b.yaml", "--out", str(tmp_path), "--seeds", "0..4"]
     monkeypatch.setattr(sys, "argv", ["syngap", *given])
     found = environment(torch.device("cpu"))
-    assert shlex.split(found["command"]) == [
+    assert shlex.split(found.command) == [
         *("syngap", "run", "a b.yaml", "--out", "OUT", "--seeds", "0..4")
     ]
-    assert str(tmp_path) not in json.dumps(found)
+    assert str(tmp_path) not in json.dumps(found.as_mapping())
 
 
 def test_a_command_that_an_older_version_wrote_is_cleaned(runs: Path, here: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_command_that_an_older_version_wrote_is_cleaned(runs: Path, here: Path
     rewrite(path, command=f"syngap run x --data {here}/data")
     keep(runs, here / "kept")
     kept = kept_run(here / "kept", "er-2").environment
-    assert kept == {**found, "command": "syngap run x --data DATA"}
+    assert kept.entries == {**found, "command": "syngap run x --data DATA"}
     for file in (here / "kept").rglob("*.*"):
         content = file.read_bytes()
         content = gzip.decompress(content) if file.suffix == ".gz" else content
@@ -395,5 +395,5 @@ def test_a_run_that_is_elsewhere_is_not_kept(runs: Path, here: Path) -> None:
 
 def test_a_run_says_when_it_began_and_ended(runs: Path) -> None:
     for run in read_runs(runs):
-        assert run.environment["started"] <= run.status["ended"]
-        assert run.status["ended"].endswith("+00:00")
+        assert run.environment.started <= run.status.ended
+        assert run.status.ended.endswith("+00:00")

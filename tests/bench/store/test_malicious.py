@@ -74,7 +74,7 @@ def test_a_pickle_in_the_place_of_a_checkpoint_is_not_run(tmp_path: Path) -> Non
     checkpoint = here.folder / "checkpoint"
     run_here(clean)
     checkpoint.mkdir(parents=True)
-    (here.folder / "config.yaml").write_text(yaml.safe_dump(here.config))
+    (here.folder / "config.yaml").write_text(yaml.safe_dump(here.config.as_mapping()))
     save = checkpoint / "step-000000001.safetensors"
     save.write_bytes(pickle.dumps(Runs(tmp_path / "owned")))
     run_here(here)

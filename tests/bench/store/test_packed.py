@@ -23,7 +23,7 @@ from tiny import tree
 
 from syngap.bench.metrics import Evaluation
 from syngap.bench.store import packed
-from syngap.bench.store.outcome import Run
+from syngap.bench.store.outcome import Environment, RecordedConfig, Run, Status
 from syngap.bench.store.packed import are_same, is_packed, read_packed, write_packed
 from syngap.bench.store.run_folder import read_runs
 
@@ -83,9 +83,11 @@ def run_of(draw: st.DrawFn, row: str, seed: int) -> Run:
     status = {"state": draw(st.sampled_from(["done", "failed"])), "seconds": draw(st.floats(0, 9))}
     return Run(
         path=Path(),
-        config=config,
-        status={**status, "error": draw(st.none() | TEXT)},
-        environment={**draw(ENTRIES), **draw(st.sampled_from([{}, {"started": "now"}]))},
+        config=RecordedConfig.from_mapping(config),
+        status=Status({**status, "error": draw(st.none() | TEXT)}),
+        environment=Environment(
+            {**draw(ENTRIES), **draw(st.sampled_from([{}, {"started": "now"}]))}
+        ),
         accuracy=draw(st.lists(percents, max_size=tasks)),
         initial=draw(st.none() | percents.map(tuple)),
         record=record,
@@ -174,7 +176,7 @@ def test_runs_that_cannot_be_told_apart_or_go_on_are_not_packed(tmp_path: Path) 
     with refused("er-0: a second run of row er with seed 0"):
         write_packed(tmp_path, [run, run])
     with refused("er-0: has not ended"):
-        write_packed(tmp_path, [replace(run, status={"state": "running"})])
+        write_packed(tmp_path, [replace(run, status=Status({"state": "running"}))])
     assert not is_packed(tmp_path)
 
 

@@ -237,7 +237,7 @@ def test_another_failure_stops_its_row_and_is_tried_again(
     whole, run = engine.execute, iter(range(9))
 
     def fails(job: Job, tell: Any) -> None:
-        if job.config["row"] == "sgd" and next(run) == 1:
+        if job.config.row == "sgd" and next(run) == 1:
             raise OSError("the disk is gone")
         whole(job, tell)
 

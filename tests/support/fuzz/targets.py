@@ -145,10 +145,10 @@ def _set(place: Path) -> None:
 def _planned(experiment: Experiment, place: Path) -> None:
     if Experiment.from_mapping(experiment.as_mapping()) != experiment:
         raise Broken("an experiment does not read back as itself")
-    hidden = experiment.model.get("hidden", [10**9])
+    hidden = experiment.model.options.get("hidden", [10**9])
     small = max([1, *hidden]) <= 512 and len(hidden) <= 8 and len(experiment.methods) <= 20
-    if small and len(experiment.seeds) <= 100 and experiment.training["device"] != "cuda":
-        buffers = [options.get("buffer") or 0 for options in experiment.methods.values()]
+    if small and len(experiment.seeds) <= 100 and experiment.training.device != "cuda":
+        buffers = [m.options.get("buffer") or 0 for m in experiment.methods.values()]
         if max(buffers) <= 10_000:
             make_plan(experiment, place / "out", data=place)
 
@@ -196,7 +196,7 @@ def _run(place: Path) -> None:
     plan = make_plan(experiment, place, data=place.parent)
     with plan.begun():
         for job in plan.jobs:
-            _stopped(job) if job.config["row"] == "syngap" else run_here(job)
+            _stopped(job) if job.config.row == "syngap" else run_here(job)
 
 
 class _Stop(Exception):

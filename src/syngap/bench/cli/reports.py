@@ -93,7 +93,7 @@ def keep(
         written = keep_search(runs, place, replaced=replace)
         typer.echo(f"The search is in {place}; files written: {written}")
         return
-    place = to or Path("results") / str(read_runs(runs)[0].config.get("experiment", runs.name))
+    place = to or Path("results") / (read_runs(runs)[0].config.experiment or runs.name)
     kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
     for name in kept.left_out:
         typer.echo(f"{name} has not ended and is left out", err=True)

@@ -17,14 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from annotated_types import Ge, Le
 
 from syngap.bench import methods, models, streams
+from syngap.bench.config.component import Component
 from syngap.bench.config.formats import FORMAT, check_format
 from syngap.bench.config.reading import BoundedLoader, text_in
+from syngap.bench.config.run_config import RunConfig, Training
 from syngap.bench.config.search import Search
 from syngap.bench.config.values import (
     mapping_of,
@@ -36,17 +37,7 @@ from syngap.bench.config.values import (
     seeds_of,
 )
 from syngap.bench.errors import UserError, nearest
-from syngap.bench.methods.learner import NonFinite, Precision
-from syngap.bench.options import (
-    Natural,
-    NonNegative,
-    Says,
-    checked,
-    defaults,
-    named,
-    shown,
-    signature,
-)
+from syngap.bench.options import checked, defaults, named, shown, signature
 from syngap.bench.streams import Stream
 
 __all__ = [
@@ -66,46 +57,15 @@ __all__ = [
 _KEYS = ("name", "stream", "model", "training", "methods", "seeds", "search")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The options of `training`.
-
-    Args:
-        device: "auto" is the GPU where there is one.
-        precision: "fp32", or "bf16" for the network's forward pass.
-        captured: on a GPU, replay training steps as CUDA graphs.
-        threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
-            is part of the experiment and does not follow the number of workers.
-        deterministic: on a GPU, take kernels that add in the same order each time, so that a run
-            repeats bit for bit, more slowly; on a CPU it does anyway.
-        non_finite: where a loss or its gradients are NaN or infinite, "raise" ends the run and says
-            at which step; "skip" leaves such steps out and counts them, uncaptured on a GPU.
-        evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
-        checkpoint_seconds: at least so long between checkpoints within a task.
-    """
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision = "fp32"
-    captured: bool = True
-    threads: Annotated[int, Ge(1), Le(1024), Says("a whole number from 1 to 1024")] = 1
-    deterministic: bool = False
-    non_finite: NonFinite = "raise"
-    evaluate_every: Natural = 0
-    checkpoint_seconds: NonNegative = 60.0
-
-    def __post_init__(self) -> None:
-        checked(vars(self), signature(type(self)), "training")
-
-
 @dataclass(frozen=True)
 class Experiment:
     """A complete, checked experiment: every option of everything is there."""
 
     name: str
-    stream: dict[str, Any]
-    model: dict[str, Any]
-    training: dict[str, Any]
-    methods: dict[str, dict[str, Any]]
+    stream: Component
+    model: Component
+    training: Training
+    methods: dict[str, Component]
     seeds: list[int] = field(default_factory=lambda: [0])
     search: Search | None = None
 
@@ -134,8 +94,10 @@ class Experiment:
                 models.registry.names(),
                 lambda name: signature(models.registry.get(name)),
             ),
-            training=checked(
-                options_of(given.get("training"), "training"), signature(Training), "training"
+            training=Training(
+                **checked(
+                    options_of(given.get("training"), "training"), signature(Training), "training"
+                )
             ),
             methods={
                 name_of(row, "methods"): method_of(row, options) for row, options in rows.items()
@@ -178,38 +140,28 @@ class Experiment:
     def as_mapping(self) -> dict[str, Any]:
         """Return what `from_mapping` makes the same experiment of."""
         rows = {
-            row: {"method": options["name"], **{k: v for k, v in options.items() if k != "name"}}
-            for row, options in self.methods.items()
+            row: {"method": method.name, **method.options} for row, method in self.methods.items()
         }
         mapping = {
             "format": FORMAT,
             "name": self.name,
-            "stream": self.stream,
-            "model": self.model,
-            "training": self.training,
+            "stream": self.stream.as_mapping(),
+            "model": self.model.as_mapping(),
+            "training": self.training.as_mapping(),
             "methods": rows,
             "seeds": self.seeds,
         }
         return {**mapping, "search": self.search.as_mapping()} if self.search else mapping
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[RunConfig]:
         """Return the configuration of every run, rows within seeds.
 
         So whatever else the machine is busy with falls on all rows, and their times compare.
         """
         return [
-            {
-                "format": FORMAT,
-                "experiment": self.name,
-                "row": row,
-                "seed": seed,
-                "stream": self.stream,
-                "model": self.model,
-                "training": self.training,
-                "method": options,
-            }
+            RunConfig(self.name, row, seed, self.stream, self.model, self.training, method)
             for seed in self.seeds
-            for row, options in self.methods.items()
+            for row, method in self.methods.items()
         ]
 
 
@@ -242,20 +194,20 @@ def _cold_then(options: Any, key: str, row: str = "") -> Any:
     return options
 
 
-def completed(run: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+def completed(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
     """Return the configuration `run` with the options that came later than it, at their defaults.
 
     So a new option, whose default leaves everything as it was, makes no earlier run useless.
 
     Args:
         run: what a run's folder says.
-        like: what this version would write for the same stream, model and method.
+        like: a run of this version with the same stream, model and method.
     """
     added = {
-        "stream": defaults(streams.registry.get(like["stream"]["name"])) | defaults(Stream),
-        "model": defaults(models.registry.get(like["model"]["name"])),
+        "stream": defaults(streams.registry.get(like.stream.name)) | defaults(Stream),
+        "model": defaults(models.registry.get(like.model.name)),
         "training": defaults(Training),
-        "method": defaults(methods.registry.get(like["method"]["name"])),
+        "method": defaults(methods.registry.get(like.method.name)),
     }
     complete = {**as_then(run), "format": FORMAT}
     for part, options in added.items():

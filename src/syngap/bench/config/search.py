@@ -19,6 +19,7 @@ from annotated_types import Ge, Le
 
 from syngap.bench import methods as known_methods
 from syngap.bench import streams
+from syngap.bench.config.component import Component, Value
 from syngap.bench.config.space import Space
 from syngap.bench.config.values import mapping_of, options_of, seeds_in
 from syngap.bench.errors import UserError, nearest
@@ -46,8 +47,8 @@ class Search:
 
     trials: int
     seeds: list[int]
-    changes: dict[str, Any]
-    stream: dict[str, Any]
+    changes: dict[str, Value]
+    stream: Component
     spaces: dict[str, dict[str, Space]]
 
     @classmethod
@@ -55,8 +56,8 @@ class Search:
         cls,
         given: Mapping[str, Any],
         *,
-        stream: Mapping[str, Any],
-        methods: Mapping[str, Mapping[str, Any]],
+        stream: Component,
+        methods: Mapping[str, Component],
         seeds: Sequence[int],
     ) -> Search:
         """Return the search that is meant; UserError where it cannot be one.
@@ -80,7 +81,7 @@ class Search:
         search = cls(
             trials=check_value(given["trials"], Trials, "search.trials"),
             seeds=seeds_in(given["seeds"], "search.seeds"),
-            changes={key: searched[key] for key in changes},
+            changes={key: searched.options[key] for key in changes},
             stream=searched,
             spaces={row: _spaces(row, options, methods) for row, options in rows.items()},
         )
@@ -112,13 +113,13 @@ class Search:
         }
 
 
-def _stream(stream: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _stream(stream: Component, changes: Mapping[str, Any]) -> Component:
     """Return the stream while searching; UserError where test samples of the table could be in it.
 
     They are what the data set says they are, so that is the same in both.
     """
-    before = {key: value for key, value in stream.items() if key != "name"}
-    after = checked({**before, **changes}, streams.options(stream["name"]), "search.stream")
+    before = stream.options
+    after = checked({**before, **changes}, streams.options(stream.name), "search.stream")
     order = signature(Stream)
     for key in changes:
         if key not in order:
@@ -141,10 +142,10 @@ def _stream(stream: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
             "stream.holdout_seed: missing; every seed holds out other samples, so a search would "
             "learn from the table's test samples; a number holds out the same for all"
         )
-    return {"name": stream["name"], **after}
+    return Component(stream.name, after)
 
 
-def _spaces(row: Any, given: Any, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Space]:
+def _spaces(row: Any, given: Any, methods: Mapping[str, Component]) -> dict[str, Space]:
     path = f"search.spaces.{named(row)}"
     if row not in methods:
         hint = nearest(str(row), methods) or f"; there are {', '.join(methods)}"
@@ -152,7 +153,7 @@ def _spaces(row: Any, given: Any, methods: Mapping[str, Mapping[str, Any]]) -> d
     options = options_of(given, path)
     if not options:
         raise UserError(f"{path}: missing, expected options with what to try")
-    allowed = signature(known_methods.registry.get(methods[row]["name"]))
+    allowed = signature(known_methods.registry.get(methods[row].name))
     for option in options:
         if option not in allowed:
             hint = nearest(str(option), allowed) or f"; there are {', '.join(allowed)}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from syngap.bench import methods
+from syngap.bench.config.component import Component
 from syngap.bench.config.reading import is_name
 from syngap.bench.errors import UserError
 from syngap.bench.options import LARGEST_SEED, checked, shown, signature
@@ -14,7 +15,7 @@ from syngap.bench.options import LARGEST_SEED, checked, shown, signature
 __all__ = ["mapping_of", "method_of", "name_of", "options_of", "part_of", "seeds_in", "seeds_of"]
 
 
-def part_of(given: Any, path: str, names: Sequence[str], options: Any) -> dict[str, Any]:
+def part_of(given: Any, path: str, names: Sequence[str], options: Any) -> Component:
     """Return the stream or network that is meant, complete.
 
     Args:
@@ -31,10 +32,10 @@ def part_of(given: Any, path: str, names: Sequence[str], options: Any) -> dict[s
         allowed = options(name)
     except UserError as error:
         raise UserError(f"{path}.name: {error}") from error
-    return {"name": name, **checked(given, allowed, path)}
+    return Component(name, checked(given, allowed, path))
 
 
-def method_of(row: Any, given: Any) -> dict[str, Any]:
+def method_of(row: Any, given: Any) -> Component:
     """Return the method of a row with all of its options."""
     given = dict(options_of(given, f"methods.{row}"))
     name = given.pop("method", row)
@@ -44,7 +45,7 @@ def method_of(row: Any, given: Any) -> dict[str, Any]:
         method = methods.registry.get(name)
     except UserError as error:
         raise UserError(f"methods.{row}: {error}") from error
-    return {"name": name, **checked(given, signature(method), f"methods.{row}")}
+    return Component(name, checked(given, signature(method), f"methods.{row}"))
 
 
 def seeds_in(given: Any, path: str = "seeds") -> list[int]:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from syngap.bench import seeds
-from syngap.bench.config.experiment import Experiment, Training
+from syngap.bench.config.component import entry
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError
 from syngap.bench.landscapes.judge import Judge
 from syngap.bench.landscapes.path import Tell, learned
@@ -57,25 +58,23 @@ def plan_landscapes(
         replaced: whether landscapes that are there may be written over.
         within: the folder that the user named, where it is not `out` but one above it.
     """
-    two = replace(experiment, stream={**experiment.stream, "first": 2})
-    device = chosen_device(experiment.training["device"])
+    two = replace(experiment, stream=experiment.stream.with_options({"first": 2}))
+    device = chosen_device(experiment.training.device)
     jobs = []
     for run in two.runs():
-        config = {**run, "training": {**run["training"], "device": device.type}}
-        folder = out / f"{run['row']}-{run['seed']}"
+        folder = out / run.name
         check_inside(folder / FILE, within or out)
         if (folder / "status.json").exists():
             raise UserError(f"{folder}: holds a run; give another --out")
         if (folder / FILE).exists() and not replaced:
             raise UserError(f"{folder}: holds a landscape already; --fresh computes it again")
-        jobs.append(Job(folder, config, data))
+        jobs.append(Job(folder, run.on_device(device.type), data))
     stream = stream_of(jobs[0].config, data)
     for job in jobs:
         method = beginning(job.config, stream, torch.device("cpu"))()
         if method.sees != "one task after another":
-            row = job.config["row"]
             raise UserError(
-                f"methods.{row}: it sees all tasks at once, and has no path from task 1"
+                f"methods.{job.config.row}: it sees all tasks at once, and has no path from task 1"
             )
     return jobs
 
@@ -89,7 +88,7 @@ def make_landscape(
     tell: Tell = lambda *_: None,
 ) -> Landscape:
     """Compute one landscape and leave it in its folder, with what it came from beside it."""
-    device = chosen_device(job.config["training"]["device"])
+    device = chosen_device(job.config.training.device)
     try:
         found = landscape(
             job.config, job.data, points=points, samples=samples, random=random, tell=tell
@@ -99,14 +98,14 @@ def make_landscape(
     out = job.folder.parent
     make_folder(job.folder, within=out)
     clean(job.folder, within=out)
-    write_json(job.folder / "environment.json", environment(device), within=out)
-    write_yaml(job.folder / "config.yaml", job.config, within=out)
+    write_json(job.folder / "environment.json", environment(device).as_mapping(), within=out)
+    write_yaml(job.folder / "config.yaml", job.config.as_mapping(), within=out)
     write_landscape(job.folder / FILE, found, within=out)
     return found
 
 
 def landscape(
-    config: Mapping[str, Any],
+    config: RunConfig,
     data: Path | None,
     *,
     points: int,
@@ -124,28 +123,28 @@ def landscape(
         random: whether to compute the plane of two random directions too.
         tell: is told what is being done, how much of it is done, and of how much.
     """
-    training = Training(**config["training"])
-    with arithmetic(training.threads, training.deterministic):
-        return _landscape(dict(config), data, points, samples, random, tell)
+    with arithmetic(config.training.threads, config.training.deterministic):
+        return _landscape(config, data, points, samples, random, tell)
 
 
 def _landscape(
-    config: dict[str, Any],
+    config: RunConfig,
     data: Path | None,
     points: int,
     samples: int,
     random: bool,
     tell: Tell,
 ) -> Landscape:
-    began, seed = time.monotonic(), config["seed"]
-    device = chosen_device(config["training"]["device"])
+    began, seed = time.monotonic(), config.seed
+    device = chosen_device(config.training.device)
     stream = stream_of(config, data).to(device)
     learner, kept = learned(stream, beginning(config, stream, device), tell)
 
     first, middle, last = kept[0], kept[stream.ends[0]], kept[stream.ends[1]]
     norm = FilterNorm(middle, [name for name, _ in learner.model.named_parameters()])
     plane = through(first, middle, last, norm, _variances(learner.model))
-    judge = Judge(learner, stream, config["stream"]["epochs"], seed, samples)
+    epochs = entry(config.stream.options, "epochs", int) or 1
+    judge = Judge(learner, stream, epochs, seed, samples)
     grid = _grid(plane, kept, stream.ends, judge, points, lambda n, of: tell("surface", n, of))
     scattered = None
     if random:
@@ -162,8 +161,8 @@ def _landscape(
     on_the_way = {step: judge(weights) for step, weights in kept.items()}
     named = {name: on_the_way[step] for name, step in _named(stream.ends).items()}
     return Landscape(
-        row=config["row"],
-        method=config["method"]["name"],
+        row=config.row,
+        method=config.method.name,
         seed=seed,
         task=1,
         samples=len(judge),

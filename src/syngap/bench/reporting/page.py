@@ -301,7 +301,8 @@ def _configurations(runs: Sequence[Run]) -> tuple[str, dict[str, str]]:
     """Return as YAML the configuration that all runs share, and row → the rest of its own."""
     if not runs:
         return "", {}
-    configs = [{k: v for k, v in r.config.items() if k not in ("row", "seed")} for r in runs]
+    entries = [run.config.entries for run in runs]
+    configs = [{k: v for k, v in its.items() if k not in ("row", "seed")} for its in entries]
     shared = {
         key: value
         for key, value in configs[0].items()
@@ -328,7 +329,7 @@ def _environment(runs: Sequence[Run]) -> list[list[str]]:
     """Return versions and hardware of the runs: name, and value or values where they differ."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        for name, value in _flatten(run.environment):
+        for name, value in _flatten(run.environment.as_mapping()):
             found.setdefault(name, {})[value] = None
     return [[name, _first_few(list(values))] for name, values in found.items()]
 

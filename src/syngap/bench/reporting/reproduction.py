@@ -70,7 +70,7 @@ class Reproduction:
 def reproductions(recorded: Sequence[Run], here: Sequence[Run]) -> list[Reproduction]:
     """Return a comparison for every row that has finished runs in both."""
     done, again = ([run for run in runs if run.done] for runs in (recorded, here))
-    names = labels({run.row: run.config["method"] for run in recorded})
+    names = labels({run.row: run.config.method.as_mapping() for run in recorded})
     found = []
     for row in dict.fromkeys(run.row for run in again):
         known = {run.seed: run for run in done if run.row == row}
@@ -115,8 +115,8 @@ def _pair(recorded: Run, here: Run) -> SeedPair:
         seed=here.seed,
         recorded=accuracy(recorded.accuracy),
         here=accuracy(here.accuracy),
-        recorded_on=str(recorded.environment.get("device", "an unknown device")),
-        here_on=str(here.environment.get("device", "an unknown device")),
+        recorded_on=recorded.environment.device or "an unknown device",
+        here_on=here.environment.device or "an unknown device",
         identical=recorded.accuracy == here.accuracy,
     )
 

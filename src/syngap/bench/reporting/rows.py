@@ -190,10 +190,10 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     reference = next((run.row for run in runs if _method(run) == "joint"), None)
     references = {run.seed: _reference(run) for run in runs if run.done and run.row == reference}
     options = {
-        name: own[0].config["method"] if own else planned.methods[name]
+        name: (own[0].config.method if own else planned.methods[name]).as_mapping()
         for name, own in by_row.items()
     }
-    experiment = str(runs[0].config.get("experiment", "")) if runs else ""
+    experiment = (runs[0].config.experiment if runs else None) or ""
     found = [
         Row(
             name=name,
@@ -247,9 +247,9 @@ def concurrency_note(rows: Sequence[Row]) -> str:
 
 def concurrent_runs(run: Run) -> int | None:
     """Return how many runs trained at the same time, None where it is not recorded."""
-    if isinstance(recorded := run.environment.get("at_a_time"), int):
-        return recorded
-    found = re.search(r"--workers[ =](\d{1,9})\b", str(run.environment.get("command", "")))
+    if run.environment.at_a_time is not None:
+        return run.environment.at_a_time
+    found = re.search(r"--workers[ =](\d{1,9})\b", run.environment.command or "")
     return int(found[1]) if found else None
 
 
@@ -345,7 +345,7 @@ def _measures(run: Run, reference: Sequence[float] | None) -> dict[str, float | 
         raise UserError(f"{run.path}: not a finished run's folder: {error}") from error
     if _method(run) == "joint":  # the other measures are about the order of tasks
         found = {"ACC": found["ACC"]}
-    seconds = run.status.get("seconds")
+    seconds = run.status.seconds
     return {**found, "seconds": None if seconds is None else float(seconds)}
 
 
@@ -365,18 +365,18 @@ def _unfinished(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[UnfinishedRu
 
 
 def _method(run: Run) -> str:
-    return str(run.config["method"]["name"])
+    return run.config.method.name
 
 
 def _diverged(run: Run) -> bool:
-    return str(run.status.get("error") or "").startswith(FloatingPointError.__name__)
+    return run.status.error.startswith(FloatingPointError.__name__)
 
 
 def _reason(run: Run) -> str:
-    state = str(run.status.get("state", "not begun"))
+    state = run.status.state or "not begun"
     if state == "running" and nobody_in(run.path):
         state = "stopped"
-    step, steps = run.status.get("step"), run.status.get("steps")
+    step, steps = run.status.step, run.status.steps
     progress = f" at step {step} of {steps}" if step is not None and steps else ""
-    error = str(run.status.get("error") or "").strip().splitlines()
+    error = run.status.error.strip().splitlines()
     return printable(state + progress + (f": {error[-1]}" if error else ""))

@@ -204,7 +204,7 @@ def overview(experiments: Mapping[str, Sequence[Run]]) -> str:
         "|---|---|---|---:|---:|",
     ]
     for name, runs in experiments.items():
-        seconds = sum(float(run.status.get("seconds") or 0) for run in runs)
+        seconds = sum(float(run.status.seconds or 0) for run in runs)
         wall = wall_clock(runs)
         cells = [
             f"[{name}]({name})",
@@ -235,9 +235,9 @@ def wall_clock(runs: Sequence[Run]) -> float | None:
     for run in runs:
         if run.done:
             try:
-                started = datetime.fromisoformat(run.environment["started"])
-                spans.append((started, datetime.fromisoformat(run.status["ended"])))
-            except (KeyError, TypeError, ValueError):
+                started = datetime.fromisoformat(run.environment.started or "")
+                spans.append((started, datetime.fromisoformat(run.status.ended or "")))
+            except ValueError:
                 return None
     total, until = 0.0, None
     for start, end in sorted(spans):
@@ -360,7 +360,7 @@ def _absent_rows(runs: Sequence[Run]) -> str:
 
 
 def _shipped_experiment(runs: Sequence[Run]) -> Experiment | None:
-    name = str(runs[0].config.get("experiment"))
+    name = runs[0].config.experiment or ""
     try:
         return Experiment.from_mapping(read(name)) if name in shipped() else None
     except UserError:  # it names a method or stream that is not installed here
@@ -371,11 +371,11 @@ def _hardware(runs: Sequence[Run]) -> str:
     found: dict[str, None] = {}
     for run in runs:
         environment = run.environment
-        device = environment.get("device", "unknown")
-        cpu = f"{environment.get('processor', 'a CPU')}, {environment.get('cores', '?')} cores"
+        device = environment.device or "unknown"
+        cpu = f"{environment.processor or 'a CPU'}, {environment.cores or '?'} cores"
         count = concurrent_runs(run) or 1
         beside = f", {count} runs at a time" if count > 1 else ""
-        found[(cpu if device == "cpu" else str(device)) + beside] = None
+        found[(cpu if device == "cpu" else device) + beside] = None
     return "; ".join(found)
 
 

@@ -14,13 +14,14 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import syngap
+from syngap.bench.config.run_config import Training
 from syngap.bench.errors import UserError
 from syngap.bench.extras import needed
 from syngap.bench.runner.local import Event, attempt, note_failure
@@ -136,7 +137,7 @@ class Cluster:
             return
         out = jobs[0].folder.parent.absolute()
         mark = out / f".cluster-{os.getpid()}"  # no stray: it is there while we are
-        needs = self._needs(jobs[0].config["training"], workers)
+        needs = self._needs(jobs[0].config.training, workers)
         data = os.environ.get(VARIABLE, "")
         request = Request(
             mark=mark,
@@ -220,7 +221,7 @@ class Cluster:
             task_raised = isinstance(error, self._ray.exceptions.RayTaskError)  # runs never do
             if task_raised and (len(machines.left_out) > known or machines.leave_out()):
                 return None
-            step = int(read_status(job.folder).get("step", 0))
+            step = read_status(job.folder).step or 0
             if deaths.in_a_row(job.name, step) < _ENOUGH:
                 return None
             said = reason_of(error)
@@ -265,10 +266,10 @@ class Cluster:
             del self._boards[out]
             self._ray.kill(board)
 
-    def _needs(self, training: Mapping[str, Any], workers: int | None) -> dict[str, float]:
+    def _needs(self, training: Training, workers: int | None) -> dict[str, float]:
         """Return what a run takes: its threads, and a GPU or the part of one that is left to it."""
-        needs = {"CPU": float(training["threads"])}
-        if training["device"] == "cuda":
+        needs = {"CPU": float(training.threads)}
+        if training.device == "cuda":
             gpus = self._ray.cluster_resources().get("GPU", 0)
             beside = math.ceil(workers / gpus) if workers and gpus else 1
             needs["GPU"] = math.floor(_PARTS / beside) / _PARTS  # rounded up, the last would wait

@@ -84,7 +84,7 @@ class Execution:
 
     def device(self, experiment: Experiment) -> str | None:
         """Return the kind of device that runs will have on the cluster, None for this machine's."""
-        return self._cluster.device(experiment.training["device"]) if self._cluster else None
+        return self._cluster.device(experiment.training.device) if self._cluster else None
 
     def run(self, plan: Plan) -> dict[str, str]:
         """Do the runs of a plan; return why those that failed did, by their names."""

@@ -23,6 +23,7 @@ from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.run import Job, execute
 from syngap.bench.storage import make_folder, remove, write
 from syngap.bench.store.environment import chosen_device, environment
+from syngap.bench.store.outcome import Status
 from syngap.bench.store.records import alone_in, write_json, write_yaml
 from syngap.bench.store.removal import remove_checkpoints
 from syngap.bench.store.run_folder import read_status
@@ -81,7 +82,7 @@ def run_local(
         hung_after: seconds without a step or a part of an evaluation after which a run has failed;
             0 is never. Time in which this process itself is stopped does not count.
     """
-    on_gpu = bool(jobs) and chosen_device(jobs[0].config["training"]["device"]).type == "cuda"
+    on_gpu = bool(jobs) and chosen_device(jobs[0].config.training.device).type == "cuda"
     with served() if on_gpu and workers > 1 else nullcontext():
         _run_pool(jobs, workers, on_event, following, hung_after)
 
@@ -127,7 +128,7 @@ def run_here(
     job: Job, tell: Callable[[int, float | None], None] = lambda *_: None, at_a_time: int = 1
 ) -> None:
     """Do one run in this process and leave its folder complete, whatever happens."""
-    device = chosen_device(job.config["training"]["device"])
+    device = chosen_device(job.config.training.device)
     home = job.folder.parent
     make_folder(job.folder, within=home)
     with alone_in(job.folder, wait=True):  # a worker whose parent was killed ends at its next word
@@ -137,19 +138,19 @@ def run_here(
             # Whatever is there was begun by who knows what configuration.
             remove_checkpoints(job.folder, within=home)
             found = environment(device, at_a_time)
-            write_json(job.folder / "environment.json", found, within=home)
-            write_yaml(job.folder / "config.yaml", job.config, within=home)
+            write_json(job.folder / "environment.json", found.as_mapping(), within=home)
+            write_yaml(job.folder / "config.yaml", job.config.as_mapping(), within=home)
         remove(job.folder / "error.txt", within=home)  # of a try before this one
         execute(job, tell)
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
     """Return how many runs fit at a time: one a core and its threads, or what suits a GPU."""
-    training = jobs[0].config["training"]
+    training = jobs[0].config.training
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if chosen_device(training["device"]).type == "cuda":
+    if chosen_device(training.device).type == "cuda":
         return fitting(ours or 1)
-    return max(1, (ours or 1) // int(training["threads"]))
+    return max(1, (ours or 1) // training.threads)
 
 
 class _Worker:
@@ -308,7 +309,7 @@ def note_failure(job: Job, message: str, trace: str) -> None:
         try:
             status = read_status(job.folder)
         except UserError:  # damaged: what it said is lost
-            status = {}
-        failed = {**status, "state": "failed", "error": message}
-        write_json(job.folder / "status.json", failed, within=home)
+            status = Status()
+        failed = status.with_failure(message)
+        write_json(job.folder / "status.json", failed.as_mapping(), within=home)
         write(job.folder / "error.txt", f"{trace.rstrip()}\n".encode(), within=home)

@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import yaml
 
+from syngap.bench.config.component import Options, Value
 from syngap.bench.config.reading import LARGE
 from syngap.bench.extras import needed
 from syngap.bench.registry import Registry
@@ -63,7 +64,7 @@ class Begun:
     """
 
     folder: Path
-    config: Mapping[str, Any]
+    config: Options
     identity: str
 
     @property
@@ -318,7 +319,7 @@ class _Followed:
     def look(self, *, last: bool) -> None:
         if self._reached == math.inf:
             return
-        state = str(read_status(self._run.folder).get("state", ""))  # first: "done" comes last
+        state = read_status(self._run.folder).state  # first: "done" comes last
         for line in self._lines():
             if line["step"] > self._reached:  # else written again after a resume
                 self._logger.log(self._run, line["step"], values(line))
@@ -366,16 +367,16 @@ def values(line: Mapping[str, Any]) -> dict[str, float]:
 
 def _begun(folder: Path) -> Begun:
     config = read_yaml(folder / "config.yaml")
-    what = json.dumps([folder.name, config, read_environment(folder)], sort_keys=True)
+    what = json.dumps([folder.name, config, read_environment(folder).as_mapping()], sort_keys=True)
     return Begun(folder, config, hashlib.sha256(what.encode()).hexdigest()[:16])
 
 
-def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(config: Options, before: str = "") -> dict[str, Value]:
     """Return a configuration as names with values: {"stream": {"batch": 10}} is stream.batch."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, Value] = {}
     for name, value in config.items():
-        inner = isinstance(value, Mapping)
-        flat |= _flat(value, f"{before}{name}.") if inner else {before + name: value}
+        path = before + name
+        flat |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
     return flat
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from syngap.bench.config.component import entry
 from syngap.bench.config.experiment import Experiment, as_then, completed
 from syngap.bench.errors import UserError
 from syngap.bench.methods.average import lag_note
@@ -134,13 +135,9 @@ def jobs_of(
     experiment: Experiment, out: Path, data: Path | None, device: str | None = None
 ) -> list[Job]:
     """Return every run of the experiment, on `device` or on the one that is chosen here."""
-    device = device or chosen_device(experiment.training["device"]).type
-    jobs = []
-    for run in experiment.runs():
-        # What "auto" stands for here: going on elsewhere would give other numbers.
-        config = {**run, "training": {**run["training"], "device": device}}
-        jobs.append(Job(out / f"{run['row']}-{run['seed']}", config, data))
-    return jobs
+    device = device or chosen_device(experiment.training.device).type
+    # What "auto" stands for here: going on elsewhere would give other numbers.
+    return [Job(out / run.name, run.on_device(device), data) for run in experiment.runs()]
 
 
 def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:
@@ -192,7 +189,7 @@ def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
     notes: list[str] = []
     stream = stream_of(jobs[0].config, jobs[0].data)
     for job in jobs:
-        row = job.config["row"]
+        row = job.config.row
         if row not in steps:
             method = beginning(job.config, stream, torch.device("cpu"))()
             try:
@@ -201,7 +198,7 @@ def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
                 raise UserError(f"methods.{row}: {error}") from error
             batches = stream.presented(method.sees)
             steps[row] = len(batches)
-            average = job.config["method"].get("average", 0.0)
+            average = entry(job.config.method.options, "average", float, int) or 0.0
             if note := lag_note(average, batches.ends, f"methods.{row}.average"):
                 notes.append(note)
     return steps, notes
@@ -213,8 +210,8 @@ def is_done(job: Job) -> bool:
     _check_ours(job.folder)
     if not path.is_file():
         return False
-    check_equal(path, _begun_with(job), job.config)
-    return read_status(job.folder).get("state") == "done"
+    check_equal(path, _begun_with(job), job.config.as_mapping())
+    return read_status(job.folder).state == "done"
 
 
 def _check_ours(folder: Path) -> None:
@@ -235,10 +232,10 @@ def _check_ours(folder: Path) -> None:
 def _begun_with(job: Job) -> dict[str, Any]:
     """Return what config.yaml says, as this version would have written it."""
     before = completed(read_yaml(job.folder / "config.yaml"), job.config)
-    training, now = before.get("training"), job.config["training"]
-    if isinstance(training, dict) and training["device"] == "auto" != now["device"]:
+    training, now = before.get("training"), job.config.training
+    if isinstance(training, dict) and training["device"] == "auto" != now.device:
         # The first runs did not say what it stood for; what they ran on, they did.
-        on = "cpu" if read_environment(job.folder).get("device") == "cpu" else "cuda"
+        on = "cpu" if read_environment(job.folder).device == "cpu" else "cuda"
         before["training"] = {**training, "device": on}
     return before
 
@@ -276,11 +273,5 @@ def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Exper
         mapping["methods"] = {row: mapping["methods"][row] for row in shared}
         del mapping["seeds"]
     check_equal(path, was, now)
-    return Experiment(
-        experiment.name,
-        experiment.stream,
-        experiment.model,
-        experiment.training,
-        rows,
-        sorted({*before.seeds, *experiment.seeds}),
-    )
+    seeds = sorted({*before.seeds, *experiment.seeds})
+    return replace(experiment, methods=rows, seeds=seeds, search=None)

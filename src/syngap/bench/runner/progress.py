@@ -71,7 +71,7 @@ class Display:
             self._console.print(self._line(event), highlight=False, markup=False, soft_wrap=True)
 
     def _steps_of(self, job: Job) -> int:
-        return self._steps[job.config["row"]]
+        return self._steps[job.config.row]
 
     def _line(self, event: Event) -> str:
         counted = f"{self._ended:>{len(str(len(self._reached)))}} of {len(self._reached)}"
@@ -83,7 +83,7 @@ class Display:
         except UserError as error:  # one folder's trouble is not the others'
             return f"{counted}  {event.job.name:<20} done, but {error}{left}"
         accuracy = sum(run.accuracy[-1]) / len(run.accuracy[-1])
-        seconds = run.status["seconds"]
+        seconds = run.status.seconds or 0.0
         last = run.summaries[max(run.summaries)] if run.summaries else {}
         skipped = f"  {last['skipped']:.0f} steps skipped" if last.get("skipped") else ""
         found = f"ACC {accuracy:5.1f}  {seconds:6.1f} s{skipped}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from syngap.bench.config.experiment import Experiment, as_then, completed
+from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.store.run_folder import Run
 
@@ -53,18 +53,17 @@ def again(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experimen
     experiment = replace(_asked(chosen), seeds=seeds[:count])
     for run, config in zip(chosen, experiment.runs(), strict=True):
         _check_as_recorded(run, config)
-    device = experiment.training["device"]
-    if device == "cuda" and not torch.cuda.is_available():
-        device = "auto"
-    return replace(experiment, training={**experiment.training, "device": device})
+    if experiment.training.device == "cuda" and not torch.cuda.is_available():
+        return replace(experiment, training=experiment.training.on_device("auto"))
+    return experiment
 
 
 def _asked(runs: Sequence[Run]) -> Experiment:
-    config = as_then(runs[0].config)
+    config = as_then(runs[0].config.entries)
     methods = {}
     for run in runs:
-        options = dict(run.config["method"])
-        methods[run.row] = {"method": options.pop("name"), **options}
+        method = run.config.method
+        methods[run.row] = {"method": method.name, **method.options}
     try:
         return Experiment.from_mapping(
             {
@@ -78,9 +77,9 @@ def _asked(runs: Sequence[Run]) -> Experiment:
         raise UserError(f"{runs[0].path}: {reason}") from error
 
 
-def _check_as_recorded(run: Run, config: dict[str, Any]) -> None:
+def _check_as_recorded(run: Run, config: RunConfig) -> None:
     """Refuse rows that were not recorded in one and the same setting."""
-    was, now = json.loads(json.dumps([completed(run.config, config), config]))
+    was, now = json.loads(json.dumps([completed(run.config.entries, config), config.as_mapping()]))
     for part in ("stream", "model", "training", "method"):
         for option in {**was[part], **now[part]}:
             same = was[part].get(option) == now[part].get(option)

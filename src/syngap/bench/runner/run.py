@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from syngap.bench import methods, models, seeds, streams
-from syngap.bench.config.experiment import Training
+from syngap.bench.config.component import Options
+from syngap.bench.config.run_config import RunConfig, Training
 from syngap.bench.errors import UserError
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
@@ -29,7 +30,7 @@ class Job:
     """A run to be done: its folder, its configuration, and where the data are on this machine."""
 
     folder: Path
-    config: dict[str, Any]
+    config: RunConfig
     data: Path | None = None
 
     @property
@@ -40,7 +41,7 @@ class Job:
 
 def execute(job: Job, tell: Tell) -> None:
     """Do a run, or what is left of it."""
-    training = Training(**job.config["training"])
+    training = job.config.training
     with arithmetic(training.threads, training.deterministic):
         _execute(job, training, tell)
 
@@ -81,47 +82,45 @@ def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], 
     return heard
 
 
-def stream_of(config: dict[str, Any], data: Path | None) -> Stream:
+def stream_of(config: RunConfig, data: Path | None) -> Stream:
     """Return the stream of a run: its data set, in the order of its seed."""
-    options = {key: value for key, value in config["stream"].items() if key != "name"}
-    return streams.load(config["stream"]["name"], seed=config["seed"], data=data, **options)
+    options: dict[str, Any] = dict(config.stream.options)
+    return streams.load(config.stream.name, seed=config.seed, data=data, **options)
 
 
-def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> Callable[[], Method]:
+def beginning(config: RunConfig, stream: Stream, device: torch.device) -> Callable[[], Method]:
     """Return a function that makes the run's method with a fresh network, the same each time.
 
     UserError where the network, or the samples that the method is to keep, need more memory than
     the machine has.
     """
-    network, method, seed = dict(config["model"]), dict(config["method"]), config["seed"]
-    training = Training(**config["training"])
-    network_name = network.pop("name")
-    build = models.registry.get(network_name)
-    kind = methods.registry.get(method.pop("name"))
+    training = config.training
+    network = models.registry.get(config.model.name)
+    kind = methods.registry.get(config.method.name)
 
-    def built() -> nn.Module:
-        module: nn.Module = build(stream.shape, stream.classes, **network)
+    def build() -> nn.Module:
+        module: nn.Module = network(stream.shape, stream.classes, **config.model.options)
         return module
 
     def begin() -> Method:
-        torch.manual_seed(seeds.derived(seed, "network"))
-        with _making("model: ", network_name):
+        torch.manual_seed(seeds.derived(config.seed, "network"))
+        with _making("model: ", config.model.name):
             learner = Learner(
-                built(),
+                build(),
                 stream.transform,
-                seed=seed,
+                seed=config.seed,
                 device=device,
                 precision=training.precision,
                 captured=training.captured and device.type == "cuda",
                 non_finite=training.non_finite,
             )
-        with _making(f"methods.{config['row']}.", "method"):
-            made: Method = kind(learner, **method)
-            _check_memories(made, method, stream)
-        return made
+        with _making(f"methods.{config.row}.", "method"):
+            method: Method = kind(learner, **config.method.options)
+            _check_memories(method, config.method.options, stream)
+        return method
 
-    with _making("model: ", network_name):
-        _check_network(built, network_name)
+    with _making("model: ", config.model.name):
+        _check_network(build, config.model.name)
     return begin
 
 
@@ -155,7 +154,7 @@ def _check_network(build: Callable[[], nn.Module], name: str) -> None:
         )
 
 
-def _check_memories(method: Method, options: dict[str, Any], stream: Stream) -> None:
+def _check_memories(method: Method, options: Options, stream: Stream) -> None:
     """Refuse to keep more samples than the machine can hold; they are allocated at the first."""
     for attribute, memory in vars(method).items():
         if isinstance(memory, Memory) and memory.size:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import torch
 
 import syngap
 from syngap.bench.errors import UserError
+from syngap.bench.store.outcome import Environment
 
 __all__ = [
     "arithmetic",
@@ -75,21 +75,23 @@ def arithmetic(threads: int, deterministic: bool) -> Iterator[None]:
                 os.environ.pop(_CUBLAS, None)
 
 
-def environment(device: torch.device, at_a_time: int = 1) -> dict[str, Any]:
+def environment(device: torch.device, at_a_time: int = 1) -> Environment:
     """Return versions and hardware, the command by which the run was asked for, and its company."""
     on_gpu = device.type == "cuda"
-    return {
-        "syngap": syngap.__version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a class of its own that YAML does not know
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "command": shlex.join(portable(["syngap", *sys.argv[1:]])),
-        "at_a_time": at_a_time,
-        "started": now(),
-    }
+    return Environment(
+        {
+            "syngap": syngap.__version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),  # a class of its own that YAML does not know
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+            "command": shlex.join(portable(["syngap", *sys.argv[1:]])),
+            "at_a_time": at_a_time,
+            "started": now(),
+        }
+    )
 
 
 def now() -> str:

@@ -20,6 +20,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.metrics import Evaluation
 from syngap.bench.storage import append, clean, make_folder, move, remove, write
 from syngap.bench.store.environment import now
+from syngap.bench.store.outcome import Status
 from syngap.bench.store.records import write_json
 from syngap.bench.store.run_folder import csv_of
 from syngap.bench.training.checkpoint import packed, read_packed
@@ -213,14 +214,13 @@ class FolderJournal:
 
     def _status(self, state: str, progress: Mapping[str, Any], **more: str) -> None:
         self._seconds = progress["seconds"]
-        write_json(
-            self._folder / "status.json",
+        status = Status(
             {
                 "state": state,
                 "step": progress["step"],
                 "steps": self._steps,
                 "seconds": round(progress["seconds"], 3),
                 **more,
-            },
-            within=self._home,
+            }
         )
+        write_json(self._folder / "status.json", status.as_mapping(), within=self._home)

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from syngap.bench.config.component import Component, Value
 from syngap.bench.config.experiment import Experiment, as_then, read, shipped
 from syngap.bench.config.reading import LARGE, reading, text_in
+from syngap.bench.config.run_config import Training
 from syngap.bench.config.values import name_of
 from syngap.bench.errors import UserError
 from syngap.bench.options import shown
 from syngap.bench.storage import check_inside, make_folder, write
 from syngap.bench.storage import read as read_bytes
 from syngap.bench.store.environment import portable
+from syngap.bench.store.outcome import Environment
 from syngap.bench.store.packed import ENDED, FILES, are_same, is_packed, write_packed
 from syngap.bench.store.records import alone_in
 from syngap.bench.store.run_folder import Run, read_runs, read_yaml
@@ -68,7 +70,7 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
         raise UserError(f"{to}: is where the runs are; give another folder")
     found = read_runs(runs)
     _check_finished(runs, found, unfinished)
-    left_out = [run for run in found if run.status.get("state") not in ENDED]
+    left_out = [run for run in found if run.status.state not in ENDED]
     kept = [_portable(run) for run in found if run not in left_out]
     _check_no_links([runs / _EXPERIMENT, *(run.path for run in kept)])
     experiment = _read(runs / _EXPERIMENT)
@@ -123,7 +125,7 @@ def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
 def _check_finished(runs: Path, found: Sequence[Run], unfinished: bool) -> None:
     open_ones = [run for run in found if not run.done]
     if open_ones and not unfinished:
-        first = f"{open_ones[0].path.name} is {open_ones[0].status.get('state', 'not begun')}"
+        first = f"{open_ones[0].path.name} is {open_ones[0].status.state or 'not begun'}"
         more = f" and {len(open_ones) - 1} more have not finished" if len(open_ones) > 1 else ""
         raise UserError(
             f"{runs}: {first}{more}; --unfinished keeps those that failed and leaves out the rest"
@@ -176,12 +178,13 @@ def _portable(run: Run) -> Run:
         return replace(run, environment=_published(run.environment))
 
 
-def _published(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _published(environment: Environment) -> Environment:
     """Return an environment whose command names no folder of this machine."""
-    found = dict(environment)
-    if "command" in found:
-        found["command"] = shlex.join(portable(shlex.split(found["command"])))
-    return found
+    if "command" not in environment.entries:
+        return environment
+    if environment.command is None:  # what else it may be, nobody could make publishable
+        raise ValueError(f"command is {environment.entries['command']!a:.80}, expected text")
+    return environment.with_command(shlex.join(portable(shlex.split(environment.command))))
 
 
 def _check_no_links(paths: Iterable[Path]) -> None:
@@ -217,8 +220,8 @@ def _content(path: Path) -> bytes:
     with reading(path):
         content = text_in(path, LARGE)
         if path.name == "environment.json":
-            found = _published(json.loads(content))
-            content = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+            found = _published(Environment(json.loads(content)))
+            content = json.dumps(found.as_mapping(), indent=2, ensure_ascii=False) + "\n"
         return content.encode()
 
 
@@ -244,22 +247,28 @@ def _read(path: Path) -> Experiment:
 
 def _merged(ours: Experiment, before: Experiment, path: Path) -> Experiment:
     shared = [row for row in ours.methods if row in before.methods]
-    parts: list[tuple[str, Any, Any]] = [
-        (name, getattr(before, name), getattr(ours, name))
-        for name in ("name", "stream", "model", "training")
+    if before.name != ours.name:
+        raise _other_value(path, "name", before.name, ours.name)
+    parts: list[tuple[str, Component | Training, Component | Training]] = [
+        ("stream", before.stream, ours.stream),
+        ("model", before.model, ours.model),
+        ("training", before.training, ours.training),
+        *((f"methods.{row}", before.methods[row], ours.methods[row]) for row in shared),
     ]
-    parts += [(f"methods.{row}", before.methods[row], ours.methods[row]) for row in shared]
-    for name, was, now in parts:
-        if was != now:
-            keys = [key for key in now if was.get(key) != now[key]] if isinstance(now, dict) else []
-            inner = f"{name}.{keys[0]}" if keys else name
-            a, b = (was.get(keys[0]), now[keys[0]]) if keys else (was, now)
-            raise UserError(f"{path}: {inner} is {shown(a)} there and {shown(b)} in the runs")
+    for name, then, now in parts:
+        old, new = then.as_mapping(), now.as_mapping()
+        for key in new:
+            if old.get(key) != new[key]:
+                raise _other_value(path, f"{name}.{key}", old.get(key), new[key])
     return replace(
         ours,
         methods={**before.methods, **ours.methods},
         seeds=sorted({*before.seeds, *ours.seeds}),
     )
+
+
+def _other_value(path: Path, name: str, old: Value, new: Value) -> UserError:
+    return UserError(f"{path}: {name} is {shown(old)} there and {shown(new)} in the runs")
 
 
 def _held(place: Path) -> bytes | None:

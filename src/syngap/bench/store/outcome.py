@@ -1,4 +1,9 @@
-"""What is known of a run, wherever it was read from, and what may be in it."""
+"""What is known of a run, wherever it was read from, and what may be in it.
+
+Files of a run may be of an earlier version of syngap, or of a later one: they may lack entries, or
+have others. So `RecordedConfig`, `Status` and `Environment` keep all entries as they were read, in
+their order, and give those that this version knows by name and type.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from syngap.bench.config.component import Component, Options, Value, entry
 from syngap.bench.config.reading import is_name
 from syngap.bench.metrics import Evaluation
 
 __all__ = [
     "LARGEST",
+    "Environment",
     "Planned",
+    "RecordedConfig",
     "Run",
+    "Status",
     "check_accuracy",
-    "check_config",
     "check_follows",
-    "check_status",
     "evaluation_of",
     "summary_of",
 ]
@@ -31,72 +38,55 @@ class Planned:
     """What experiment.yaml asks for.
 
     Args:
-        methods: row → the method's options, its name among them.
+        methods: by row.
         seeds: of every row.
     """
 
-    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    methods: dict[str, Component] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is known of a run.
+class RecordedConfig:
+    """What config.yaml says of a run.
 
     Args:
-        path: its folder; of a packed run, the folder of the experiment and the run's name.
-        config: the whole of its configuration; `config["row"]` names the row of the table
-            (usually the method), `config["seed"]` the seed, `config["method"]` the method with
-            its options.
-        status: state ("running", "done" or "failed"), step, steps, seconds, error.
-        environment: versions and hardware.
-        accuracy: R in percent, a row after each task; a joint run has one row.
-        initial: accuracy by task before the first step, None until it was measured.
-        record: every evaluation after the first step, in order.
-        summaries: step → what the method said of itself then (plasticity by layer, for SynGAP).
-        planned: the experiment that it is part of; nothing where the run was read by itself.
+        row: of the table, usually the method's name.
+        seed: of the run.
+        method: with its options.
+        entries: all that the file holds, these three among it.
     """
 
-    path: Path
-    config: dict[str, Any]
-    status: dict[str, Any]
-    environment: dict[str, Any]
-    accuracy: list[list[float]]
-    initial: tuple[float, ...] | None = None
-    record: list[Evaluation] = field(default_factory=list)
-    summaries: dict[int, dict[str, float]] = field(default_factory=dict)
-    planned: Planned = field(default_factory=Planned)
+    row: str
+    seed: int
+    method: Component
+    entries: Options
+
+    @classmethod
+    def from_mapping(cls, found: Mapping[str, Any]) -> RecordedConfig:
+        """Return the configuration in a file; ValueError where no run can have it."""
+        row, seed, method = found["row"], found["seed"], found["method"]
+        if not isinstance(row, str) or not row.isprintable() or not row.strip():
+            raise ValueError(f"row is {row!a:.80}, expected a name")
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"seed is {seed!a:.80}, expected a whole number")
+        if not isinstance(method["name"], str) or not method["name"].isprintable():
+            raise ValueError(f"method.name is {method['name']!a:.80}, expected a name")
+        for option, value in method.items():
+            if not option.isidentifier() or (isinstance(value, str) and not value.isprintable()):
+                raise ValueError(f"method.{option!a:.80} is no option, or has no value for one")
+        if not is_name(found.get("experiment", "experiment")):
+            raise ValueError(f"experiment is {found['experiment']!a:.80}, expected a name")
+        return cls(row, seed, Component.from_mapping(method), found)
 
     @property
-    def row(self) -> str:
-        """The row of the table that this run belongs to."""
-        return str(self.config["row"])
+    def experiment(self) -> str | None:
+        """The experiment that the run is part of; None where it is not recorded."""
+        return entry(self.entries, "experiment", str)
 
-    @property
-    def seed(self) -> int:
-        """The seed of this run."""
-        return int(self.config["seed"])
-
-    @property
-    def done(self) -> bool:
-        """Whether it ran to its end."""
-        return bool(self.status.get("state") == "done")
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse, by a ValueError, a configuration that no run can have."""
-    row, seed, method = config["row"], config["seed"], config["method"]
-    if not isinstance(row, str) or not row.isprintable() or not row.strip():
-        raise ValueError(f"row is {row!a:.80}, expected a name")
-    if type(seed) is not int or seed < 0:
-        raise ValueError(f"seed is {seed!a:.80}, expected a whole number")
-    if not isinstance(method["name"], str) or not method["name"].isprintable():
-        raise ValueError(f"method.name is {method['name']!a:.80}, expected a name")
-    for option, value in method.items():
-        if not option.isidentifier() or (isinstance(value, str) and not value.isprintable()):
-            raise ValueError(f"method.{option!a:.80} is no option, or has no value for one")
-    if not is_name(config.get("experiment", "experiment")):
-        raise ValueError(f"experiment is {config['experiment']!a:.80}, expected a name")
+    def as_mapping(self) -> dict[str, Value]:
+        """Return what the file holds."""
+        return dict(self.entries)
 
 
 _STATUS: dict[str, tuple[type, ...]] = {
@@ -108,13 +98,155 @@ _STATUS: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_status(found: Mapping[str, Any]) -> None:
-    """Refuse, by a ValueError that names the entry, a status that no run can have."""
-    for name, kinds in _STATUS.items():
-        if name in found and (isinstance(found[name], bool) or not isinstance(found[name], kinds)):
-            raise ValueError(name)
-    if not 0 <= found.get("seconds", 0) < LARGEST:
-        raise ValueError("seconds")
+@dataclass(frozen=True)
+class Status:
+    """What status.json says of a run; nothing where it has not begun.
+
+    Args:
+        entries: all that the file holds.
+    """
+
+    entries: Options = field(default_factory=dict)
+
+    @classmethod
+    def from_mapping(cls, found: Mapping[str, Any]) -> Status:
+        """Return the status in a file; ValueError, which names the entry, where it is none."""
+        for name, kinds in _STATUS.items():
+            right = isinstance(found.get(name), kinds) and not isinstance(found.get(name), bool)
+            if name in found and not right:
+                raise ValueError(name)
+        if not 0 <= found.get("seconds", 0) < LARGEST:
+            raise ValueError("seconds")
+        return cls(found)
+
+    @property
+    def state(self) -> str:
+        """One of "running", "done" and "failed"; "" of a run that has not begun."""
+        return entry(self.entries, "state", str) or ""
+
+    @property
+    def step(self) -> int | None:
+        """The step of the last checkpoint."""
+        return entry(self.entries, "step", int)
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps the run has."""
+        return entry(self.entries, "steps", int)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training until the last checkpoint."""
+        return entry(self.entries, "seconds", float, int)
+
+    @property
+    def error(self) -> str:
+        """Why the run failed; "" where it did not."""
+        return entry(self.entries, "error", str) or ""
+
+    @property
+    def ended(self) -> str | None:
+        """When the run was done."""
+        return entry(self.entries, "ended", str)
+
+    def with_failure(self, message: str) -> Status:
+        """Return the status of the same run, failed for this reason."""
+        return Status({**self.entries, "state": "failed", "error": message})
+
+    def as_mapping(self) -> dict[str, Value]:
+        """Return what the file holds."""
+        return dict(self.entries)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What environment.json says a run ran on: versions, hardware, the command.
+
+    Args:
+        entries: all that the file holds.
+    """
+
+    entries: Options = field(default_factory=dict)
+
+    @property
+    def device(self) -> str | None:
+        """The name of the GPU, or "cpu"."""
+        return entry(self.entries, "device", str)
+
+    @property
+    def processor(self) -> str | None:
+        """The name of the CPU."""
+        return entry(self.entries, "processor", str)
+
+    @property
+    def cores(self) -> int | None:
+        """How many cores the machine has."""
+        return entry(self.entries, "cores", int)
+
+    @property
+    def command(self) -> str | None:
+        """The command line that the run is of."""
+        return entry(self.entries, "command", str)
+
+    @property
+    def at_a_time(self) -> int | None:
+        """How many runs trained at the same time."""
+        return entry(self.entries, "at_a_time", int)
+
+    @property
+    def started(self) -> str | None:
+        """When the run began."""
+        return entry(self.entries, "started", str)
+
+    def with_command(self, command: str) -> Environment:
+        """Return the same environment with another command line."""
+        return Environment({**self.entries, "command": command})
+
+    def as_mapping(self) -> dict[str, Value]:
+        """Return what the file holds."""
+        return dict(self.entries)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run.
+
+    Args:
+        path: its folder; of a packed run, the folder of the experiment and the run's name.
+        config: the whole of its configuration.
+        status: how far it is.
+        environment: versions and hardware.
+        accuracy: R in percent, a row after each task; a joint run has one row.
+        initial: accuracy by task before the first step, None until it was measured.
+        record: every evaluation after the first step, in order.
+        summaries: step → what the method said of itself then (plasticity by layer, for SynGAP).
+        planned: the experiment that it is part of; nothing where the run was read by itself.
+    """
+
+    path: Path
+    config: RecordedConfig
+    status: Status
+    environment: Environment
+    accuracy: list[list[float]]
+    initial: tuple[float, ...] | None = None
+    record: list[Evaluation] = field(default_factory=list)
+    summaries: dict[int, dict[str, float]] = field(default_factory=dict)
+    planned: Planned = field(default_factory=Planned)
+
+    @property
+    def row(self) -> str:
+        """The row of the table that this run belongs to."""
+        return self.config.row
+
+    @property
+    def seed(self) -> int:
+        """The seed of this run."""
+        return self.config.seed
+
+    @property
+    def done(self) -> bool:
+        """Whether it ran to its end."""
+        return self.status.state == "done"
 
 
 def check_accuracy(accuracy: Sequence[Sequence[Any]], tasks: int) -> None:

@@ -36,11 +36,12 @@ from syngap.bench.metrics import Evaluation
 from syngap.bench.options import plain
 from syngap.bench.storage import remove, write
 from syngap.bench.store.outcome import (
+    Environment,
+    RecordedConfig,
     Run,
+    Status,
     check_accuracy,
-    check_config,
     check_follows,
-    check_status,
     evaluation_of,
     summary_of,
 )
@@ -135,16 +136,16 @@ def _texts(runs: Iterable[Run]) -> dict[str, str]:
     parts: dict[str, str] = {}
     lines: dict[Key, tuple[str, str | None]] = {}
     for run in runs:
-        if run.status.get("state") not in ENDED:
+        if run.status.state not in ENDED:
             raise UserError(f"{run.path}: has not ended, and only runs that have can be packed")
         if (run.row, run.seed) in lines:
             raise UserError(f"{run.path}: a second run of row {run.row} with seed {run.seed}")
         curves = _curves_line(run)
         line: dict[str, Any] = {}
-        for name, own in _OWN.items():
-            line[name], part = _shared(getattr(run, name), own)
+        for name, value in (("config", run.config), ("environment", run.environment)):
+            line[name], part = _shared(value.entries, _OWN[name])
             parts |= part
-        line |= {"status": run.status, "accuracy": run.accuracy}
+        line |= {"status": run.status.as_mapping(), "accuracy": run.accuracy}
         if curves is not None:
             line["curves"] = _digest(curves)
         lines[run.row, run.seed] = _json(line), curves
@@ -315,17 +316,16 @@ def _runs(directory: Path, text: str, path: Path) -> dict[Key, tuple[Run, str | 
 
 
 def _run(directory: Path, values: Mapping[str, dict[str, Any]], line: Mapping[str, Any]) -> Run:
-    config, status, accuracy = values["config"], plain(line["status"]), line["accuracy"]
-    check_config(config)
-    check_status(status)
-    if status.get("state") not in ENDED:
-        raise ValueError(f"state is {status.get('state')!a:.80}, expected one of {ENDED}")
+    config = RecordedConfig.from_mapping(values["config"])
+    status, accuracy = Status.from_mapping(plain(line["status"])), line["accuracy"]
+    if status.state not in ENDED:
+        raise ValueError(f"state is {status.entries.get('state')!a:.80}, expected one of {ENDED}")
     check_accuracy(accuracy, len(accuracy[0]) if accuracy else 0)
     return Run(
-        path=directory / f"{config['row']}-{config['seed']}".replace("/", "-"),
+        path=directory / f"{config.row}-{config.seed}".replace("/", "-"),
         config=config,
         status=status,
-        environment=values["environment"],
+        environment=Environment(values["environment"]),
         accuracy=[list(map(float, row)) for row in accuracy],
     )
 

@@ -26,12 +26,13 @@ from syngap.bench.config.reading import LARGE, json_in, reading, text_in, yaml_i
 from syngap.bench.errors import UserError
 from syngap.bench.metrics import Evaluation
 from syngap.bench.store.outcome import (
+    Environment,
     Planned,
+    RecordedConfig,
     Run,
+    Status,
     check_accuracy,
-    check_config,
     check_follows,
-    check_status,
     evaluation_of,
     summary_of,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "Run",
     "csv_of",
     "evaluation_of",
+    "read_config",
     "read_environment",
     "read_run",
     "read_runs",
@@ -91,9 +93,7 @@ def _check_alike(done: Sequence[Run]) -> None:
 
 def read_run(path: Path) -> Run:
     """Return what the run folder `path` says, whether the run has ended or not."""
-    config = read_yaml(path / "config.yaml")
-    with reading(path / "config.yaml"):
-        check_config(config)
+    config = read_config(path)
     accuracy = _matrix(path / "accuracy.csv")
     initial: tuple[float, ...] | None = None
     record: list[Evaluation] = []
@@ -125,9 +125,12 @@ def _planned(path: Path) -> Planned:
     with reading(path):
         given = {row: dict(o or {}) for row, o in dict(found.get("methods") or {}).items()}
         methods = {row: {"name": str(o.pop("method", row)), **o} for row, o in given.items()}
-        for row, options in methods.items():
-            check_config({"row": row, "seed": 0, "method": options})
-        return Planned(methods, tuple(int(seed) for seed in found.get("seeds") or ()))
+        configs = [
+            RecordedConfig.from_mapping({"row": row, "seed": 0, "method": options})
+            for row, options in methods.items()
+        ]
+        seeds = tuple(int(seed) for seed in found.get("seeds") or ())
+        return Planned({config.row: config.method for config in configs}, seeds)
 
 
 def _holds_run(path: Path) -> bool:
@@ -137,17 +140,23 @@ def _holds_run(path: Path) -> bool:
     return status or begun
 
 
-def read_status(path: Path) -> dict[str, Any]:
-    """Return the state of the run in `path`; nothing where it has not begun."""
+def read_config(path: Path) -> RecordedConfig:
+    """Return the configuration of the run in `path`."""
+    found = read_yaml(path / "config.yaml")
+    with reading(path / "config.yaml"):
+        return RecordedConfig.from_mapping(found)
+
+
+def read_status(path: Path) -> Status:
+    """Return the status of the run in `path`; an empty one where it has not begun."""
     found = _json(path / "status.json")
     with reading(path / "status.json"):
-        check_status(found)
-    return found
+        return Status.from_mapping(found)
 
 
-def read_environment(path: Path) -> dict[str, Any]:
+def read_environment(path: Path) -> Environment:
     """Return what the run in `path` ran on."""
-    return _json(path / "environment.json")
+    return Environment(_json(path / "environment.json"))
 
 
 def csv_of(rows: Iterable[tuple[int, Sequence[float]]], tasks: int) -> str:

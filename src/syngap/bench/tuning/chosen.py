@@ -38,8 +38,8 @@ def write_chosen(tuning: Tuning) -> Path:
         }
         for row, best in found.items()
     }
-    device = chosen_device(tuning.experiment.training["device"])
-    versions = {**environment(device), "optuna": version("optuna")}
+    device = chosen_device(tuning.experiment.training.device)
+    versions = {**environment(device).as_mapping(), "optuna": version("optuna")}
     search = {**tuning.as_mapping(), "chosen": summary, "environment": versions}
     write_yaml(out / "search.yaml", search, within=out)
     mapping: dict[str, Any] = tuning.experiment.as_mapping()

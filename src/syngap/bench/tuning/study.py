@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from syngap.bench import seeds
+from syngap.bench.config.component import Options, Value
 from syngap.bench.config.experiment import Experiment
+from syngap.bench.config.reading import reading
 from syngap.bench.config.search import Search
 from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError
@@ -25,7 +27,7 @@ from syngap.bench.runner.plan import IfThere, Plan, check_equal, jobs_of, make_p
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import remove
 from syngap.bench.store.records import write_yaml
-from syngap.bench.store.run_folder import read_yaml
+from syngap.bench.store.run_folder import read_config, read_yaml
 from syngap.bench.tuning.trials import Outcome, Trial, diverged, write_trials
 
 __all__ = ["RANDOM_FIRST", "Tuning", "suggestion"]
@@ -76,7 +78,7 @@ class Tuning:
         self._templates: dict[str, list[Job]] = {row: [] for row in known}
         every = replace(self.plan.experiment, seeds=self.search.seeds)
         for job in jobs_of(every, out, data, device):
-            self._templates[job.config["row"]].append(job)
+            self._templates[job.config.row].append(job)
         self._current: dict[str, Trial] = {}
         if if_there != "replace":
             self._check_same_search()
@@ -103,7 +105,7 @@ class Tuning:
 
     def following(self, ended: Event) -> list[Job]:
         """Return what is to be done after a run: once its trial has ended, the next one's runs."""
-        row = ended.job.config["row"]
+        row = ended.job.config.row
         if ended.kind == "failed" and not diverged(ended.message):
             self.stopped[row] = f"{ended.job.name} failed: {ended.message}"
         if self._current[row].to_do():
@@ -130,20 +132,21 @@ class Tuning:
             ended.append(self._current[row].outcome())
         return []
 
-    def _trial(self, row: str, number: int, values: Mapping[str, Any]) -> Trial:
+    def _trial(self, row: str, number: int, values: Options) -> Trial:
         jobs = []
         for job in self._templates[row]:
-            config = {**job.config, "method": {**job.config["method"], **values}}
-            folder = self.plan.out / f"{row}-trial{number}-{config['seed']}"
+            config = replace(job.config, method=job.config.method.with_options(values))
+            folder = self.plan.out / f"{row}-trial{number}-{config.seed}"
             jobs.append(replace(job, folder=folder, config=config))
         return Trial(row, number, dict(values), jobs)
 
-    def _begun_with(self, row: str, number: int) -> dict[str, Any] | None:
+    def _begun_with(self, row: str, number: int) -> dict[str, Value] | None:
         for job in self._trial(row, number, {}).jobs:
             path = job.folder / "config.yaml"
             if path.is_file():
-                tried = read_yaml(path)["method"]
-                return {option: tried[option] for option in self.search.spaces[row]}
+                tried = read_config(job.folder).method.options
+                with reading(path):
+                    return {option: tried[option] for option in self.search.spaces[row]}
         return None
 
     def _check_same_search(self) -> None:
@@ -178,7 +181,7 @@ class Tuning:
         write_yaml(self.plan.out / "search.yaml", self.as_mapping(), within=self.plan.out)
 
 
-def suggestion(spaces: Mapping[str, Space], past: Sequence[Outcome], seed: int) -> dict[str, Any]:
+def suggestion(spaces: Mapping[str, Space], past: Sequence[Outcome], seed: int) -> dict[str, Value]:
     """Return the values to try after the trials of the `past`: first the start, if there is one."""
     starts = {option: space.start for option, space in spaces.items()}
     if not past and all(start is not None for start in starts.values()):

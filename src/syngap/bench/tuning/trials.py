@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from syngap.bench.config.component import Value
 from syngap.bench.metrics import accuracy
 from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.run import Job
@@ -26,7 +26,7 @@ class Trial:
 
     row: str
     number: int
-    values: dict[str, Any]
+    values: dict[str, Value]
     jobs: list[Job]
 
     def to_do(self) -> list[Job]:
@@ -37,13 +37,13 @@ class Trial:
         """Return what came of a trial whose runs have all ended; their weights are not kept."""
         for job in self.jobs:
             remove_checkpoints(job.folder, within=job.folder.parent)
-        reasons = [read_status(job.folder).get("error", "") for job in self.jobs]
+        reasons = [read_status(job.folder).error for job in self.jobs]
         why = next(filter(None, reasons), "")
         runs = [read_run(job.folder) for job in self.jobs]
         return Outcome(
             trial=self,
             accuracy=0.0 if why else fmean(accuracy(run.accuracy) for run in runs),
-            seconds=sum(run.status["seconds"] for run in runs),
+            seconds=sum(run.status.seconds or 0.0 for run in runs),
             why=why,
         )
 
@@ -82,7 +82,7 @@ def write_trials(path: Path, outcomes: Sequence[Outcome]) -> None:
             [
                 trial.row,
                 trial.number,
-                " ".join(str(job.config["seed"]) for job in trial.jobs),
+                " ".join(str(job.config.seed) for job in trial.jobs),
                 *(trial.values.get(option, "") for option in options),
                 round(outcome.accuracy, 4),
                 round(outcome.seconds, 3),
@@ -94,4 +94,4 @@ def write_trials(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _ended(job: Job) -> bool:
-    return is_done(job) or diverged(str(read_status(job.folder).get("error", "")))
+    return is_done(job) or diverged(read_status(job.folder).error)
