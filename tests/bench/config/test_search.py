@@ -193,7 +193,7 @@ def test_searches_that_cannot_be(setting: str, words: list[str]) -> None:
 
 def test_test_samples_of_the_table_cannot_come_into_a_search_by_another_split() -> None:
     settings = ("stream={name: core50, split: sessions}", "search.stream={validation: 0.2}")
-    assert search_of(searched(*settings)).stream["split"] == "sessions"
+    assert search_of(searched(*settings)).stream.options["split"] == "sessions"
     with refused("search.stream.split: is of the data set", "test samples"):
         searched(*settings, "search.stream.split=frames")
 
@@ -203,7 +203,9 @@ def test_what_is_held_out_by_the_seed_must_be_held_out_by_a_number() -> None:
     settings = ("stream={name: folder, path: images, tasks: 2}", "search.stream={validation: 0.2}")
     with refused("stream.holdout_seed: missing", "test samples"):
         searched(*settings)
-    assert search_of(searched(*settings, "stream.holdout_seed=0")).stream["holdout_seed"] == 0
+    assert (
+        search_of(searched(*settings, "stream.holdout_seed=0")).stream.options["holdout_seed"] == 0
+    )
     with refused("search.stream.holdout_seed: is of the data set"):
         searched(*settings, "stream.holdout_seed=0", "search.stream.holdout_seed=1")
 

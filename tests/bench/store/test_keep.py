@@ -365,6 +365,32 @@ def test_a_command_that_an_older_version_wrote_is_cleaned(runs: Path, here: Path
     rewrite(path, command='syngap run "x')
     with refused("er-2", "No closing quotation"):
         keep(runs, here / "kept")
+    for other in (["syngap", f"{here}/x"], None):
+        rewrite(path, command=other)
+        with refused("er-2", "command is ", "expected text"):
+            keep(runs, here / "kept")
+
+
+def test_entries_of_other_versions_are_kept_as_they_are_and_in_their_order(
+    runs: Path, here: Path
+) -> None:
+    """Such as options that this version does not know, or a run that lacks what it has."""
+    folder = runs / "er-2"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    method = {"lr": 0.3, "name": "er", "of_later": [1, {"a": None}]}
+    recorded = {"later": 1, "seed": 2, "row": "er", "method": method, "stream": config["stream"]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(recorded, sort_keys=False))
+    files = {"status.json": {"later": 1, "state": "done", "error": None, "ended": 5}}
+    files["environment.json"] = {"note": "n", "device": ["of", "later"], "command": "syngap run x"}
+    for name, entries in files.items():
+        (folder / name).write_text(json.dumps(entries))
+    keep(runs, here / "kept")
+    run = kept_run(here / "kept", "er-2")
+    in_order = [run.config.as_mapping(), run.status.as_mapping(), run.environment.as_mapping()]
+    assert json.dumps(in_order) == json.dumps([recorded, *files.values()])
+    assert (run.config.method.name, run.config.experiment) == ("er", None)
+    assert (run.status.error, run.status.ended, run.status.seconds) == ("", None, None)
+    assert run.environment.device is None, "text where there is one, whatever the file says"
 
 
 LINKED = ["config.yaml", "environment.json", "status.json", "accuracy.csv", "metrics.jsonl", "x"]

@@ -305,6 +305,23 @@ def test_a_trial_that_has_begun_tries_what_its_folder_says(
     assert [line["lr"] for line in trials(here / "out") if line["row"] == "er"][3:] == ["0.5"]
 
 
+@pytest.mark.parametrize("without", ["method", "lr"])
+def test_a_trial_whose_folder_does_not_say_what_it_tried_is_refused_in_one_line(
+    without: str, here: Path, call: Call
+) -> None:
+    call(*TUNE, "--methods", "er")
+    path = here / "out/er-trial1-100/config.yaml"
+    config = loaded(path)
+    (config if without in config else config["method"]).pop(without)
+    path.write_text(yaml.safe_dump(config))
+    code, _, said = call(*TUNE, "--methods", "er", "--resume")
+    place = "out/er-trial1-100/config.yaml"
+    assert (code, said) == (
+        2,
+        f"syngap: {place}: not as syngap wrote it ('{without}' is missing)\n",
+    )
+
+
 def test_rows_and_trials_can_be_added_and_change_nothing(here: Path, call: Call) -> None:
     assert call(*TUNE[:3], "whole")[0] == 0
     assert call(*TUNE, "--methods", "er", "--trials", "2")[0] == 0
