@@ -26,7 +26,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.options import check_value
 from syngap.bench.runner.execution import EngineName, Execution
 from syngap.bench.runner.plan import IfThere, make_plan
-from syngap.bench.runner.recorded import again, chosen_rows
+from syngap.bench.runner.recorded import repeat_experiment, select_rows
 from syngap.bench.storage import make_folder
 from syngap.bench.store.run_folder import Run, read_runs
 from syngap.bench.store.surface import Landscape, read_landscapes
@@ -275,7 +275,7 @@ def tune(
             if_there=if_there,
             device=execution.device(whole),
         )
-        with execution.begin(tuning.plan, tuning.begun(execution.say)) as first:
+        with execution.begin(tuning.plan, tuning.begin(execution.say)) as first:
             execution.work(tuning.plan, first, to_come=tuning.to_come(), following=tuning.following)
             return Tuned(tuning, write_chosen(tuning))
 
@@ -310,7 +310,7 @@ def reproduce(
 
     where = data_folder(data)
     recorded = Results(Path(results)).runs(name)
-    experiment = again(recorded, chosen_rows(recorded, rows), seeds)
+    experiment = repeat_experiment(recorded, select_rows(recorded, rows), seeds)
     folder = Path(out) if out is not None else Path("runs") / f"reproduce-{name}"
     with Execution(workers=workers, console=_console(progress)) as execution:
         failed = execution.run(make_plan(experiment, folder, data=where, if_there=if_there))

@@ -19,19 +19,19 @@ from syngap.bench import methods, models, registry, streams
 from syngap.bench.config.experiment import (
     Experiment,
     Training,
-    as_then,
     complete_method,
-    parsed,
+    parse_yaml,
     read,
     seeds_of,
     shipped,
+    with_earlier_defaults,
     with_settings,
 )
 from syngap.bench.errors import UserError
 from syngap.bench.options import signature
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.plan import is_done
-from syngap.bench.runner.recorded import again
+from syngap.bench.runner.recorded import repeat_experiment
 from syngap.bench.store.run_folder import read_runs
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_does_not_say_remainder_had_short_last_batches(
         assert 'stream.remainder was "short" there and is "even" now' in said
     code, _, said = called(capsys, *command, "--methods", "er", *short, "--resume")
     assert (code, said.partition(",")[0]) == (0, "1 of 1 runs are there already")
-    recorded = again(read_runs(tmp_path / "out"), ["er"], 1)
+    recorded = repeat_experiment(read_runs(tmp_path / "out"), ["er"], 1)
     assert recorded.stream.options["remainder"] == "short"
 
 
@@ -392,8 +392,8 @@ def test_any_name_is_that_of_an_experiment_or_refused_in_one_line(name: str) -> 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(UserError, match=r"line 3: not YAML \(er stands twice\)"):
-        parsed("methods:\n  er: {lr: 0.1}\n  er: {lr: 0.2}\n", "mine.yaml")
-    assert parsed("a: &a {x: 1}\nb: {<<: *a, x: 2}", "mine.yaml")["b"] == {"x": 2}
+        parse_yaml("methods:\n  er: {lr: 0.1}\n  er: {lr: 0.2}\n", "mine.yaml")
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, x: 2}", "mine.yaml")["b"] == {"x": 2}
 
 
 def test_a_stream_given_by_its_name_alone_can_be_set() -> None:
@@ -406,12 +406,12 @@ def test_a_stream_given_by_its_name_alone_can_be_set() -> None:
 
 def test_what_earlier_versions_did_without_saying() -> None:
     run = {"stream": {"batch": 64}, "training": {}, "method": {"name": "syngap", "every": 8}}
-    then = as_then(run)
+    then = with_earlier_defaults(run)
     assert then["stream"] == {"remainder": "short", "batch": 64}
     assert then["training"] == {"captured": False}
     assert then["method"] == {"name": "syngap", "every": 8, "warmup": 0}
     for name in ("cnn", "resnet18"):  # of which one had no norms
-        then = as_then({"model": {"name": name, "width": 4}})
+        then = with_earlier_defaults({"model": {"name": name, "width": 4}})
         assert then["model"].get("norm") == {"cnn": "none"}.get(name)
     said = {
         "model": {"name": "cnn", "norm": "group"},
@@ -419,13 +419,20 @@ def test_what_earlier_versions_did_without_saying() -> None:
         "training": {"captured": True},
         "methods": {"a": {"every": 8, "warmup": 5}, "b": {"every": 1}, "c": {"lr": 0.1}},
     }
-    assert as_then(said) == said
+    assert with_earlier_defaults(said) == said
     rows = {"syngap": {"every": 8}, "a": {"method": "syngap", "every": 8}, "er": {"every": 8}}
-    assert [row for row, on in as_then({"methods": rows})["methods"].items() if "warmup" in on] == [
+    assert [
+        row
+        for row, on in with_earlier_defaults({"methods": rows})["methods"].items()
+        if "warmup" in on
+    ] == [
         "syngap",
         "a",  # others may have an option of that name and none called warmup
     ]
-    assert as_then({"method": {"name": "er", "every": 8}})["method"] == {"name": "er", "every": 8}
+    assert with_earlier_defaults({"method": {"name": "er", "every": 8}})["method"] == {
+        "name": "er",
+        "every": 8,
+    }
 
 
 def test_options_that_came_later_stand_behind_those_that_are_said() -> None:

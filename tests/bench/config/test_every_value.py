@@ -36,7 +36,7 @@ from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.store.environment import memory_limit
 from syngap.bench.store.run_folder import read_runs
-from syngap.bench.tuning.trials import diverged
+from syngap.bench.tuning.trials import is_divergence
 
 SECONDS = 20.0  # for one value; all that is legitimate here takes a tenth of one
 
@@ -169,13 +169,13 @@ def tried(mapping: dict[str, Any], data: Path, out: Path, *, run: bool = True) -
     SEEN.add(runs)
     plan = make_plan(experiment, out, data=data)
     ended: list[Event] = []
-    with limited(SECONDS), plan.begun():
+    with limited(SECONDS), plan.begin():
         for job in plan.jobs:
             heard: list[Event] = []
             engine.attempt(job, heard.append)
             ended.append(heard[-1])
     for event in ended:  # a learning rate of 1e30 is no mistake of form
-        assert event.kind == "done" or diverged(event.message), event.message
+        assert event.kind == "done" or is_divergence(event.message), event.message
     found = read_runs(out)
     assert {run.path.name for run in found} == {job.name for job in plan.jobs}
     markdown(rows(found))

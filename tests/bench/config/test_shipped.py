@@ -18,7 +18,7 @@ from tiny import called
 from syngap.bench import registry, streams
 from syngap.bench.config.component import Component
 from syngap.bench.config.experiment import Experiment, read, shipped
-from syngap.bench.runner.run import beginning
+from syngap.bench.runner.run import method_factory
 from syngap.bench.streams import Batch, Pixels
 from syngap.bench.streams.transform import Transform
 
@@ -97,7 +97,7 @@ def test_every_row_can_be_made_and_learns_from_what_arrives(name: str) -> None:
         for _ in range(2)
     ]
     for run in asked.select(None, [0]).runs():
-        method = beginning(replace(run, model=asked.model.with_options(small)), stream, CPU)()
+        method = method_factory(replace(run, model=asked.model.with_options(small)), stream, CPU)()
         before = [value.detach().clone() for value in method.learner.parameters()]
         for batch in batches:
             method.step(batch)

@@ -14,7 +14,7 @@ from syngap.bench.config.experiment import Experiment
 from syngap.bench.errors import UserError
 from syngap.bench.landscapes.landscape import landscape, make_landscape, plan_landscapes
 from syngap.bench.landscapes.plane import FilterNorm, Flat, random_plane, through
-from syngap.bench.runner.run import beginning, stream_of
+from syngap.bench.runner.run import method_factory, stream_of
 from syngap.bench.store.surface import read_landscape, read_landscapes
 from syngap.bench.training import train
 
@@ -186,7 +186,7 @@ def test_surface_is_the_loss_of_the_networks_that_a_run_has(row):
 
     stream = stream_of(told, None)
     journal = Remember()
-    begin = beginning(told, stream, torch.device("cpu"))
+    begin = method_factory(told, stream, torch.device("cpu"))
 
     def begun():
         journal.made = begin()

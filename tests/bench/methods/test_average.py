@@ -18,12 +18,11 @@ from torch.nn.functional import cross_entropy
 from syngap.bench import methods
 from syngap.bench.errors import UserError
 from syngap.bench.landscapes.landscape import landscape
-from syngap.bench.landscapes.path import learned
+from syngap.bench.landscapes.path import train_with_snapshots
 from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.average import Average
 from syngap.bench.runner.local import run_here
-from syngap.bench.runner.run import beginning as beginning_of
-from syngap.bench.runner.run import stream_of
+from syngap.bench.runner.run import method_factory, stream_of
 from syngap.bench.store.journal import FolderJournal
 from syngap.bench.store.run_folder import read_run
 from syngap.bench.streams import Batch, Stream
@@ -207,7 +206,7 @@ def test_a_run_keeps_the_network_that_it_was_judged_by(
     run = job(tmp_path / "er-0", *AVERAGED)
     run_here(run)
     stream = stream_of(run.config, None)
-    method = beginning_of(run.config, stream, torch.device("cpu"))()
+    method = method_factory(run.config, stream, torch.device("cpu"))()
     kept = load_file(tmp_path / "er-0" / "checkpoint" / "weights.safetensors")
     assert method.learner.average is not None
     method.learner.average.model.load_state_dict(kept)
@@ -238,7 +237,9 @@ def test_a_landscape_is_that_of_the_averaged_network(tmp_path: Path) -> None:
     config = job(tmp_path, *AVERAGED).config
     found = landscape(config, None, points=2, samples=10**6)
     stream = stream_of(config, None)
-    pupil, kept = learned(stream, beginning_of(config, stream, torch.device("cpu")), _quiet)
+    pupil, kept = train_with_snapshots(
+        stream, method_factory(config, stream, torch.device("cpu")), _quiet
+    )
     last = kept[stream.ends[1]]
     assert all(torch.equal(last[name], v) for name, v in pupil.judged.state_dict().items())
     batches = [stream[step] for step in range(stream.ends[0] // config.stream.options["epochs"])]

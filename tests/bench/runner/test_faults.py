@@ -35,7 +35,7 @@ from syngap.bench.config.experiment import Experiment
 from syngap.bench.runner import local as engine
 from syngap.bench.runner import run
 from syngap.bench.runner.local import Event, attempt, run_here
-from syngap.bench.runner.recorded import again
+from syngap.bench.runner.recorded import repeat_experiment
 from syngap.bench.runner.run import Job
 from syngap.bench.store import environment, journal
 from syngap.bench.store.journal import FolderJournal
@@ -589,7 +589,7 @@ def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
     monkeypatch.setattr(engine, "run_local", inline)
     assert called(capsys, *command[:4], "--resume")[0] == 0
     for row in TROUBLED:
-        (config,) = again([read_run(tmp_path / f"out/{row}-0")], [row], 1).runs()
+        (config,) = repeat_experiment([read_run(tmp_path / f"out/{row}-0")], [row], 1).runs()
         alone = Job(tmp_path / f"whole/{row}-0", config)
         run_here(alone)
         assert results(tmp_path / f"out/{row}-0") == results(alone.folder), row

@@ -17,7 +17,7 @@ from runfolders import Made, write_experiment
 from tiny import job, results, state, write_arrays
 from torch import Tensor, nn
 
-from syngap.bench.config.experiment import parsed
+from syngap.bench.config.experiment import parse_yaml
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner
 from syngap.bench.methods.sgd import SGD
@@ -161,7 +161,7 @@ def test_intransigence_never_mixes_references(tmp_path: Path) -> None:
 
 def test_an_anchor_may_be_used_where_it_is_nested_deeper() -> None:
     text = "a: {b: &b {x: 1}, c: {<<: *b, x: 2}}\nd: {<<: *b, x: 3}"
-    assert parsed(text, "mine.yaml")["d"] == {"x": 3}
+    assert parse_yaml(text, "mine.yaml")["d"] == {"x": 3}
 
 
 def test_a_plan_of_a_billion_passes_is_refused() -> None:

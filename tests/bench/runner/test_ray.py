@@ -20,7 +20,7 @@ from tiny import called, job, results, state, tiny, tree, write_arrays, written
 from syngap.bench.config.experiment import Experiment
 from syngap.bench.errors import UserError
 from syngap.bench.runner import cluster as engine
-from syngap.bench.runner.cluster import Cluster, connected
+from syngap.bench.runner.cluster import Cluster, connect
 from syngap.bench.runner.local import Event, run_here
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
@@ -69,7 +69,7 @@ def address(started: cluster_utils.Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(address: str) -> Iterator[Cluster]:
-    with connected(address) as found:
+    with connect(address) as found:
         yield found
 
 
@@ -269,7 +269,7 @@ def test_a_second_command_is_refused_before_it_changes_anything(
 ) -> None:
     """Where no lock of a folder reaches the other machine."""
     monkeypatch.setattr("syngap.bench.runner.plan.alone_in", lambda folder: nullcontext())
-    monkeypatch.setattr(engine, "connected", lambda *_: nullcontext(Cluster(cluster._ray)))
+    monkeypatch.setattr(engine, "connect", lambda *_: nullcontext(Cluster(cluster._ray)))
     monkeypatch.setattr(engine, "_PATIENCE", 1.0)
     command = ["run", written(here, *SHORT), "--out", "out", "--engine", "ray"]
     assert called(capsys, *command, "--methods", "er")[0] == 0

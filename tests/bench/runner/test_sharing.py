@@ -35,7 +35,7 @@ def control(folder: Path, log: Path, code: int = 0) -> None:
 
 def test_a_daemon_is_started_and_ended_and_leaves_nothing(programs: Path, tmp_path: Path) -> None:
     control(programs, tmp_path / "log")
-    with sharing.served() as shared:
+    with sharing.mps_daemon() as shared:
         assert shared
         place = os.environ[PIPES]
         assert Path(place).is_dir()
@@ -46,14 +46,14 @@ def test_a_daemon_is_started_and_ended_and_leaves_nothing(programs: Path, tmp_pa
 
 def test_it_ends_with_an_error_too(programs: Path, tmp_path: Path) -> None:
     control(programs, tmp_path / "log")
-    with pytest.raises(KeyboardInterrupt), sharing.served():
+    with pytest.raises(KeyboardInterrupt), sharing.mps_daemon():
         raise KeyboardInterrupt
     assert (tmp_path / "log").read_text().endswith("quit\n")
 
 
 def test_one_that_does_not_start_is_not_missed(programs: Path, tmp_path: Path) -> None:
     control(programs, tmp_path / "log", code=1)
-    with sharing.served() as shared:
+    with sharing.mps_daemon() as shared:
         assert not shared
     assert "quit" not in (tmp_path / "log").read_text()
 
@@ -64,11 +64,11 @@ def test_one_that_runs_already_is_left_alone(
     control(programs, tmp_path / "log")
     (tmp_path / "control").touch()
     monkeypatch.setenv(PIPES, str(tmp_path))
-    with sharing.served() as shared:
+    with sharing.mps_daemon() as shared:
         assert shared
         assert os.environ[PIPES] == str(tmp_path)
     assert not (tmp_path / "log").exists()
-    assert sharing.fitting(cores=16) == 7
+    assert sharing.runs_per_gpu(cores=16) == 7
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_as_many_as_cores_and_memory_allow(
 ) -> None:
     control(programs, tmp_path / "log")
     program(programs, "nvidia-smi", f"printf '{memory}'")
-    assert sharing.fitting(cores) == fit
+    assert sharing.runs_per_gpu(cores) == fit
 
 
 def test_without_the_service_there_is_one(programs: Path) -> None:
-    assert sharing.fitting(cores=16) == 1
-    with sharing.served() as shared:
+    assert sharing.runs_per_gpu(cores=16) == 1
+    with sharing.mps_daemon() as shared:
         assert not shared

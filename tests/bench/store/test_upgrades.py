@@ -61,7 +61,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert [job.name for job in plan.jobs] == list(ROWS)
     told: list[int] = []
-    with pytest.MonkeyPatch.context() as patch, plan.begun():
+    with pytest.MonkeyPatch.context() as patch, plan.begin():
         patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
         for job in plan.jobs:
             run_here(job, lambda step, accuracy: told.append(step))

@@ -194,7 +194,7 @@ def _run(place: Path) -> None:
     (place.parent / "data.npz").write_bytes(_npz())
     experiment = Experiment.from_mapping(_SMALL)
     plan = make_plan(experiment, place, data=place.parent)
-    with plan.begun():
+    with plan.begin():
         for job in plan.jobs:
             _stopped(job) if job.config.row == "syngap" else run_here(job)
 

@@ -44,13 +44,13 @@ __all__ = [
     "FORMAT",
     "Experiment",
     "Training",
-    "as_then",
     "complete_method",
-    "completed",
-    "parsed",
+    "complete_run",
+    "parse_yaml",
     "read",
     "seeds_of",
     "shipped",
+    "with_earlier_defaults",
     "with_settings",
 ]
 
@@ -165,7 +165,7 @@ class Experiment:
         ]
 
 
-def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
+def with_earlier_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier version wrote, with what it did without saying.
 
     Last batches were short, steps were not captured, `cnn` had no norms, and importance that was
@@ -179,13 +179,15 @@ def as_then(written: Mapping[str, Any]) -> dict[str, Any]:
             then[part] = {name: value, **options}
     rows = written.get("methods")
     if isinstance(rows, dict):
-        then["methods"] = {row: _cold_then(options, "method", row) for row, options in rows.items()}
+        then["methods"] = {
+            row: _with_earlier_warmup(options, "method", row) for row, options in rows.items()
+        }
     if "method" in written:
-        then["method"] = _cold_then(written["method"], "name")
+        then["method"] = _with_earlier_warmup(written["method"], "name")
     return then
 
 
-def _cold_then(options: Any, key: str, row: str = "") -> Any:
+def _with_earlier_warmup(options: Any, key: str, row: str = "") -> Any:
     """Say `warmup: 0` of a method that has such an option; others may have an `every`, too."""
     if isinstance(options, dict) and options.get("every", 1) != 1:
         method = options.get(key, row)
@@ -194,7 +196,7 @@ def _cold_then(options: Any, key: str, row: str = "") -> Any:
     return options
 
 
-def completed(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
+def complete_run(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
     """Return the configuration `run` with the options that came later than it, at their defaults.
 
     So a new option, whose default leaves everything as it was, makes no earlier run useless.
@@ -209,7 +211,7 @@ def completed(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
         "training": defaults(Training),
         "method": defaults(methods.registry.get(like.method.name)),
     }
-    complete = {**as_then(run), "format": FORMAT}
+    complete = {**with_earlier_defaults(run), "format": FORMAT}
     for part, options in added.items():
         if isinstance(complete.get(part), dict):
             complete[part] = {**options, **complete[part]}
@@ -246,7 +248,7 @@ def read(name_or_file: str) -> dict[str, Any]:
             f"; there are {', '.join(shipped())}, or give a .yaml file"
         )
         raise UserError(f"unknown experiment {shown(name_or_file)}{hint}")
-    return mapping_of(parsed(text, str(path)), str(path))
+    return mapping_of(parse_yaml(text, str(path)), str(path))
 
 
 def shipped() -> list[str]:
@@ -277,7 +279,7 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
                 inner = {"name": inner}
             place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
-        place[last] = parsed(text, f"--set {named(path)}")
+        place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
         _check_rows(mapping_of(changed["methods"], "methods"), given.get("methods"))
     return changed
@@ -293,7 +295,7 @@ def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
             raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
 
 
-def parsed(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """Return the YAML in `text`; UserError where it is none."""
     try:
         return yaml.load(text, _Strict)  # a safe loader

@@ -40,7 +40,7 @@ def compute(
             tell = partial(_show, bars, bar, job.name)
             found = make_landscape(job, points=points, samples=samples, random=random, tell=tell)
             bars.remove_task(bar)
-            line = f"{number} of {len(jobs)}  {job.name:<20} {_told(found)}"
+            line = f"{number} of {len(jobs)}  {job.name:<20} {_summary(found)}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -48,7 +48,7 @@ def _show(bars: Progress, bar: TaskID, name: str, doing: str, done: int, total: 
     bars.update(bar, description=f"{name}: {doing}", completed=done, total=total)
 
 
-def _told(found: Landscape) -> str:
+def _summary(found: Landscape) -> str:
     losses = [
         f"{name} {'–' if loss is None else f'{loss:.2f}'}"
         for name, loss in found.losses_at_points.items()

@@ -21,7 +21,7 @@ from syngap.bench.config.experiment import Experiment
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError
 from syngap.bench.landscapes.judge import Judge
-from syngap.bench.landscapes.path import Tell, learned
+from syngap.bench.landscapes.path import Tell, train_with_snapshots
 from syngap.bench.landscapes.plane import (
     FilterNorm,
     Flat,
@@ -30,9 +30,9 @@ from syngap.bench.landscapes.plane import (
     random_plane,
     through,
 )
-from syngap.bench.runner.run import Job, beginning, stream_of
+from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import check_inside, clean, make_folder
-from syngap.bench.store.environment import arithmetic, chosen_device, environment
+from syngap.bench.store.environment import arithmetic, environment, resolve_device
 from syngap.bench.store.records import write_json, write_yaml
 from syngap.bench.store.surface import FILE, Grid, Landscape, write_landscape
 
@@ -59,7 +59,7 @@ def plan_landscapes(
         within: the folder that the user named, where it is not `out` but one above it.
     """
     two = replace(experiment, stream=experiment.stream.with_options({"first": 2}))
-    device = chosen_device(experiment.training.device)
+    device = resolve_device(experiment.training.device)
     jobs = []
     for run in two.runs():
         folder = out / run.name
@@ -71,7 +71,7 @@ def plan_landscapes(
         jobs.append(Job(folder, run.on_device(device.type), data))
     stream = stream_of(jobs[0].config, data)
     for job in jobs:
-        method = beginning(job.config, stream, torch.device("cpu"))()
+        method = method_factory(job.config, stream, torch.device("cpu"))()
         if method.sees != "one task after another":
             raise UserError(
                 f"methods.{job.config.row}: it sees all tasks at once, and has no path from task 1"
@@ -88,7 +88,7 @@ def make_landscape(
     tell: Tell = lambda *_: None,
 ) -> Landscape:
     """Compute one landscape and leave it in its folder, with what it came from beside it."""
-    device = chosen_device(job.config.training.device)
+    device = resolve_device(job.config.training.device)
     try:
         found = landscape(
             job.config, job.data, points=points, samples=samples, random=random, tell=tell
@@ -136,9 +136,9 @@ def _landscape(
     tell: Tell,
 ) -> Landscape:
     began, seed = time.monotonic(), config.seed
-    device = chosen_device(config.training.device)
+    device = resolve_device(config.training.device)
     stream = stream_of(config, data).to(device)
-    learner, kept = learned(stream, beginning(config, stream, device), tell)
+    learner, kept = train_with_snapshots(stream, method_factory(config, stream, device), tell)
 
     first, middle, last = kept[0], kept[stream.ends[0]], kept[stream.ends[1]]
     norm = FilterNorm(middle, [name for name, _ in learner.model.named_parameters()])

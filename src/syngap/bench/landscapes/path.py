@@ -12,14 +12,14 @@ from syngap.bench.metrics import Evaluation
 from syngap.bench.streams import Stream
 from syngap.bench.training import train
 
-__all__ = ["Tell", "learned", "moments"]
+__all__ = ["Tell", "moments", "train_with_snapshots"]
 
 _ON_THE_WAY = 10  # networks kept of each task, its end included
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 
 
-def learned(
+def train_with_snapshots(
     stream: Stream, begin: Callable[[], Method], tell: Tell
 ) -> tuple[Learner, dict[int, dict[str, Tensor]]]:
     """Return the learner of two tasks and what it was on the way, by step."""

@@ -38,7 +38,7 @@ from syngap.bench.storage import remove, write
 from syngap.bench.store.run_folder import read_status
 from syngap.bench.streams.places import VARIABLE
 
-__all__ = ["Cluster", "connected"]
+__all__ = ["Cluster", "connect"]
 
 _ENOUGH = 3  # workers that died in a row at the same step: the run itself is to blame
 _LOOK_EVERY = 0.5  # seconds between two looks at what runs tell
@@ -49,7 +49,7 @@ _NAMESPACE = "syngap"
 
 
 @contextmanager
-def connected(
+def connect(
     address: str = "auto", say: Callable[[str], None] = lambda line: None
 ) -> Iterator[Cluster]:
     """Give the Ray cluster at `address`; within, this process is one of its drivers.

@@ -70,9 +70,9 @@ class Execution:
 
     def __enter__(self) -> Execution:
         if self._engine == "ray":
-            from syngap.bench.runner.cluster import connected
+            from syngap.bench.runner.cluster import connect
 
-            self._cluster = self._exits.enter_context(connected(self._address or "auto", self.say))
+            self._cluster = self._exits.enter_context(connect(self._address or "auto", self.say))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -97,24 +97,24 @@ class Execution:
         if not plan.jobs:
             with self._logged(plan):
                 return {}
-        with self.begin(plan, plan.begun(self.say)):
+        with self.begin(plan, plan.begin(self.say)):
             return self.work(plan, plan.jobs)
 
     @contextmanager
-    def begin(self, plan: Plan, begun: AbstractContextManager[_T]) -> Iterator[_T]:
+    def begin(self, plan: Plan, folder: AbstractContextManager[_T]) -> Iterator[_T]:
         """Work in a plan's folder alone, loggers following; `Interrupted` on Ctrl-C and SIGTERM.
 
         Args:
             plan: whose folder.
-            begun: what begins the work there, and gives what the context gives.
+            folder: holds the folder while the work goes on; what it gives is passed on.
         """
         for note in plan.notes:
             self.say(note)
         logged = self._logged(plan)  # first: a logger that cannot be made is a mistake to report
         alone = self._cluster.alone(plan.out) if self._cluster else nullcontext()
         try:
-            with alone, begun as given, _sigterm_interrupts(), logged:
-                yield given
+            with alone, folder as value, _sigterm_interrupts(), logged:
+                yield value
         except KeyboardInterrupt:
             raise Interrupted(plan) from None
 

@@ -18,11 +18,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from syngap.bench.errors import UserError
-from syngap.bench.runner.mps import fitting, served
+from syngap.bench.runner.mps import mps_daemon, runs_per_gpu
 from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.run import Job, execute
 from syngap.bench.storage import make_folder, remove, write
-from syngap.bench.store.environment import chosen_device, environment
+from syngap.bench.store.environment import environment, resolve_device
 from syngap.bench.store.outcome import Status
 from syngap.bench.store.records import alone_in, write_json, write_yaml
 from syngap.bench.store.removal import remove_checkpoints
@@ -82,8 +82,8 @@ def run_local(
         hung_after: seconds without a step or a part of an evaluation after which a run has failed;
             0 is never. Time in which this process itself is stopped does not count.
     """
-    on_gpu = bool(jobs) and chosen_device(jobs[0].config.training.device).type == "cuda"
-    with served() if on_gpu and workers > 1 else nullcontext():
+    on_gpu = bool(jobs) and resolve_device(jobs[0].config.training.device).type == "cuda"
+    with mps_daemon() if on_gpu and workers > 1 else nullcontext():
         _run_pool(jobs, workers, on_event, following, hung_after)
 
 
@@ -128,7 +128,7 @@ def run_here(
     job: Job, tell: Callable[[int, float | None], None] = lambda *_: None, at_a_time: int = 1
 ) -> None:
     """Do one run in this process and leave its folder complete, whatever happens."""
-    device = chosen_device(job.config.training.device)
+    device = resolve_device(job.config.training.device)
     home = job.folder.parent
     make_folder(job.folder, within=home)
     with alone_in(job.folder, wait=True):  # a worker whose parent was killed ends at its next word
@@ -148,8 +148,8 @@ def default_workers(jobs: Sequence[Job]) -> int:
     """Return how many runs fit at a time: one a core and its threads, or what suits a GPU."""
     training = jobs[0].config.training
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if chosen_device(training.device).type == "cuda":
-        return fitting(ours or 1)
+    if resolve_device(training.device).type == "cuda":
+        return runs_per_gpu(ours or 1)
     return max(1, (ours or 1) // training.threads)
 
 

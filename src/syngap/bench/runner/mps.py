@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["fitting", "served"]
+__all__ = ["mps_daemon", "runs_per_gpu"]
 
 # Seven runs of ER finish 1.36 times as many steps an hour as one on an H200, fifteen no more.
 _ENOUGH = 7
@@ -26,42 +26,42 @@ _LOGS = "CUDA_MPS_LOG_DIRECTORY"
 _USUAL = Path("/tmp", "nvidia-mps")
 
 
-def fitting(cores: int) -> int:
+def runs_per_gpu(cores: int) -> int:
     """Return how many runs at a time suit the GPU: one, where they would have to take turns."""
-    if not (_is_served() or shutil.which(_CONTROL)):
+    if not (_has_daemon() or shutil.which(_CONTROL)):
         return 1
     return max(1, min(_ENOUGH, cores // 2, _memory() // _MEMORY))
 
 
 @contextmanager
-def served() -> Iterator[bool]:
+def mps_daemon() -> Iterator[bool]:
     """Let processes that are started within work on a GPU side by side; give whether they do."""
     control = shutil.which(_CONTROL)
-    if _is_served() or control is None:
-        yield _is_served()
+    if _has_daemon() or control is None:
+        yield _has_daemon()
         return
     with tempfile.TemporaryDirectory(prefix="syngap-mps-") as folder:
         ours = {_PIPES: folder, _LOGS: folder}
         before = {name: os.environ.get(name) for name in ours}
         os.environ.update(ours)
-        started = _told([control, "-d"])
+        started = _control_mps([control, "-d"])
         try:
             yield started
         finally:
             if started:
-                _told([control], "quit\n")
+                _control_mps([control], "quit\n")
             for name, value in before.items():
                 os.environ.pop(name)
                 if value is not None:
                     os.environ[name] = value
 
 
-def _is_served() -> bool:
+def _has_daemon() -> bool:
     """Return whether a daemon runs that was here before us."""
     return Path(os.environ.get(_PIPES, _USUAL), "control").exists()
 
 
-def _told(command: list[str], words: str = "") -> bool:
+def _control_mps(command: list[str], words: str = "") -> bool:
     try:
         done = subprocess.run(command, input=words, text=True, capture_output=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

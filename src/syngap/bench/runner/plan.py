@@ -13,14 +13,14 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from syngap.bench.config.component import entry
-from syngap.bench.config.experiment import Experiment, as_then, completed
+from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
 from syngap.bench.errors import UserError
 from syngap.bench.methods.average import lag_note
 from syngap.bench.options import shown
 from syngap.bench.runner.loggers import registry as loggers
-from syngap.bench.runner.run import Job, beginning, stream_of
+from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import clean, make_folder, strays
-from syngap.bench.store.environment import chosen_device
+from syngap.bench.store.environment import resolve_device
 from syngap.bench.store.packed import is_packed
 from syngap.bench.store.records import alone_in, write_yaml
 from syngap.bench.store.removal import is_run_of, remove_run
@@ -57,7 +57,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
-    def begun(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
         """Make the folder, remove what is to be replaced, and let nobody else in meanwhile.
 
         Args:
@@ -135,7 +135,7 @@ def jobs_of(
     experiment: Experiment, out: Path, data: Path | None, device: str | None = None
 ) -> list[Job]:
     """Return every run of the experiment, on `device` or on the one that is chosen here."""
-    device = device or chosen_device(experiment.training.device).type
+    device = device or resolve_device(experiment.training.device).type
     # What "auto" stands for here: going on elsewhere would give other numbers.
     return [Job(out / run.name, run.on_device(device), data) for run in experiment.runs()]
 
@@ -191,7 +191,7 @@ def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
     for job in jobs:
         row = job.config.row
         if row not in steps:
-            method = beginning(job.config, stream, torch.device("cpu"))()
+            method = method_factory(job.config, stream, torch.device("cpu"))()
             try:
                 method.state_dict()
             except TypeError as error:  # better now than at the first checkpoint
@@ -210,7 +210,7 @@ def is_done(job: Job) -> bool:
     _check_ours(job.folder)
     if not path.is_file():
         return False
-    check_equal(path, _begun_with(job), job.config.as_mapping())
+    check_equal(path, _recorded_config(job), job.config.as_mapping())
     return read_status(job.folder).state == "done"
 
 
@@ -229,9 +229,9 @@ def _check_ours(folder: Path) -> None:
             raise UserError(f"{path}: is neither a file nor a folder")
 
 
-def _begun_with(job: Job) -> dict[str, Any]:
+def _recorded_config(job: Job) -> dict[str, Any]:
     """Return what config.yaml says, as this version would have written it."""
-    before = completed(read_yaml(job.folder / "config.yaml"), job.config)
+    before = complete_run(read_yaml(job.folder / "config.yaml"), job.config)
     training, now = before.get("training"), job.config.training
     if isinstance(training, dict) and training["device"] == "auto" != now.device:
         # The first runs did not say what it stood for; what they ran on, they did.
@@ -263,7 +263,7 @@ def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Exper
     """
     path = out / "experiment.yaml"
     try:
-        before = Experiment.from_mapping(as_then(earlier))
+        before = Experiment.from_mapping(with_earlier_defaults(earlier))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     rows = {**before.methods, **experiment.methods}

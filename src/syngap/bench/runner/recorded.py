@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import torch
 
-from syngap.bench.config.experiment import Experiment, as_then, completed
+from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.store.run_folder import Run
 
-__all__ = ["again", "chosen_rows"]
+__all__ = ["repeat_experiment", "select_rows"]
 
 _USUAL = ("syngap", "er")
 
 
-def chosen_rows(recorded: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
+def select_rows(recorded: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
     """Return the rows to run again: those asked for ("all" is all), else SynGAP's and ER's."""
     known = list(dict.fromkeys(run.row for run in recorded if run.done))
     if asked is None:
@@ -32,7 +32,7 @@ def chosen_rows(recorded: Sequence[Run], asked: Sequence[str] | None) -> list[st
     return list(asked)
 
 
-def again(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experiment:
+def repeat_experiment(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experiment:
     """Return the experiment that runs `rows` again, with `count` of the seeds they share.
 
     Options that came later than the record take their defaults. The device is the recorded one
@@ -50,7 +50,7 @@ def again(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experimen
     if len(seeds) < count:
         raise UserError(f"--seeds: {count} were asked for, {len(seeds)} are recorded for all rows")
     chosen = [done[row, seed] for seed in seeds[:count] for row in rows]
-    experiment = replace(_asked(chosen), seeds=seeds[:count])
+    experiment = replace(_recorded_experiment(chosen), seeds=seeds[:count])
     for run, config in zip(chosen, experiment.runs(), strict=True):
         _check_as_recorded(run, config)
     if experiment.training.device == "cuda" and not torch.cuda.is_available():
@@ -58,8 +58,8 @@ def again(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experimen
     return experiment
 
 
-def _asked(runs: Sequence[Run]) -> Experiment:
-    config = as_then(runs[0].config.entries)
+def _recorded_experiment(runs: Sequence[Run]) -> Experiment:
+    config = with_earlier_defaults(runs[0].config.entries)
     methods = {}
     for run in runs:
         method = run.config.method
@@ -79,7 +79,9 @@ def _asked(runs: Sequence[Run]) -> Experiment:
 
 def _check_as_recorded(run: Run, config: RunConfig) -> None:
     """Refuse rows that were not recorded in one and the same setting."""
-    was, now = json.loads(json.dumps([completed(run.config.entries, config), config.as_mapping()]))
+    was, now = json.loads(
+        json.dumps([complete_run(run.config.entries, config), config.as_mapping()])
+    )
     for part in ("stream", "model", "training", "method"):
         for option in {**was[part], **now[part]}:
             same = was[part].get(option) == now[part].get(option)

@@ -17,12 +17,12 @@ from syngap.bench.config.run_config import RunConfig, Training
 from syngap.bench.errors import UserError
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
-from syngap.bench.store.environment import arithmetic, chosen_device, memory_limit
+from syngap.bench.store.environment import arithmetic, memory_limit, resolve_device
 from syngap.bench.store.journal import FolderJournal, Tell
 from syngap.bench.streams import Stream
 from syngap.bench.training import train
 
-__all__ = ["Job", "beginning", "execute", "stream_of"]
+__all__ = ["Job", "execute", "method_factory", "stream_of"]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def execute(job: Job, tell: Tell) -> None:
 
 
 def _execute(job: Job, training: Training, tell: Tell) -> None:
-    device = chosen_device(training.device)
+    device = resolve_device(training.device)
     stream = stream_of(job.config, job.data)
-    begin = beginning(job.config, stream, device)
+    begin = method_factory(job.config, stream, device)
     stream = stream.presented(begin().sees).to(device)
     with FolderJournal(
         job.folder,
@@ -59,12 +59,12 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
         fingerprint=stream.fingerprint(),
         tell=tell,
     ) as journal:
-        begin = _heard(begin, journal)
+        begin = _report_evaluation(begin, journal)
         method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
         journal.close(method.learner.judged)
 
 
-def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
+def _report_evaluation(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
     """Return `begin`, with networks that are heard of while they are judged, however long it takes.
 
     Between steps the loop itself tells the journal.
@@ -74,12 +74,12 @@ def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], 
         if not model.training:
             journal.alive()
 
-    def heard() -> Method:
+    def begin_with_report() -> Method:
         method = begin()
         method.learner.judged.register_forward_hook(after_forward)
         return method
 
-    return heard
+    return begin_with_report
 
 
 def stream_of(config: RunConfig, data: Path | None) -> Stream:
@@ -88,7 +88,7 @@ def stream_of(config: RunConfig, data: Path | None) -> Stream:
     return streams.load(config.stream.name, seed=config.seed, data=data, **options)
 
 
-def beginning(config: RunConfig, stream: Stream, device: torch.device) -> Callable[[], Method]:
+def method_factory(config: RunConfig, stream: Stream, device: torch.device) -> Callable[[], Method]:
     """Return a function that makes the run's method with a fresh network, the same each time.
 
     UserError where the network, or the samples that the method is to keep, need more memory than

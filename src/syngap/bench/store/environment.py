@@ -20,12 +20,12 @@ from syngap.bench.store.outcome import Environment
 
 __all__ = [
     "arithmetic",
-    "chosen_device",
     "environment",
     "memory_limit",
     "now",
     "portable",
     "processor",
+    "resolve_device",
 ]
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -34,7 +34,7 @@ _GROUPS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, v
 _OURS = {"--data": "DATA", "--out": "OUT", "--address": "ADDRESS"}
 
 
-def chosen_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """Return the device that "auto", "cpu" or "cuda" stands for here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

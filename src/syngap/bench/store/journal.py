@@ -94,7 +94,7 @@ class FolderJournal:
         self._step = 0
         self._seen: float | None = None
         self._seconds = 0.0
-        self._saved = self._told = time.monotonic()
+        self._saved = self._reported = time.monotonic()
 
     def __enter__(self) -> FolderJournal:
         return self
@@ -150,8 +150,8 @@ class FolderJournal:
     def alive(self) -> None:
         """Tell now and then that the run goes on, wherever it is."""
         moment = time.monotonic()
-        if moment - self._told >= _TELL_EVERY:
-            self._told = moment
+        if moment - self._reported >= _TELL_EVERY:
+            self._reported = moment
             self._tell(self._step, self._seen)
 
     def save(self, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from syngap.bench.config.component import Component, Value
-from syngap.bench.config.experiment import Experiment, as_then, read, shipped
+from syngap.bench.config.experiment import Experiment, read, shipped, with_earlier_defaults
 from syngap.bench.config.reading import LARGE, reading, text_in
 from syngap.bench.config.run_config import Training
 from syngap.bench.config.values import name_of
@@ -240,7 +240,7 @@ def _experiment(ours: Experiment, to: Path) -> bytes:
 
 def _read(path: Path) -> Experiment:
     try:
-        return Experiment.from_mapping(as_then(read_yaml(path)))
+        return Experiment.from_mapping(with_earlier_defaults(read_yaml(path)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from syngap.bench.store.environment import chosen_device, environment
+from syngap.bench.store.environment import environment, resolve_device
 from syngap.bench.store.records import write_yaml
 from syngap.bench.tuning.study import Tuning
 from syngap.bench.tuning.trials import Outcome
 
-__all__ = ["chosen", "notes", "table", "write_chosen"]
+__all__ = ["best_outcomes", "notes", "table", "write_chosen"]
 
 
-def chosen(tuning: Tuning) -> dict[str, Outcome]:
+def best_outcomes(tuning: Tuning) -> dict[str, Outcome]:
     """Return the best trial, the first of equals, of every row that has had all of its trials."""
     best = {}
     for row, outcomes in tuning.outcomes.items():
@@ -27,7 +27,7 @@ def chosen(tuning: Tuning) -> dict[str, Outcome]:
 
 def write_chosen(tuning: Tuning) -> Path:
     """Write what was found into search.yaml, and tuned.yaml: the experiment with it."""
-    found, out = chosen(tuning), tuning.plan.out
+    found, out = best_outcomes(tuning), tuning.plan.out
     summary = {
         row: {
             "values": best.trial.values,
@@ -38,7 +38,7 @@ def write_chosen(tuning: Tuning) -> Path:
         }
         for row, best in found.items()
     }
-    device = chosen_device(tuning.experiment.training.device)
+    device = resolve_device(tuning.experiment.training.device)
     versions = {**environment(device).as_mapping(), "optuna": version("optuna")}
     search = {**tuning.as_mapping(), "chosen": summary, "environment": versions}
     write_yaml(out / "search.yaml", search, within=out)
@@ -54,7 +54,7 @@ def table(tuning: Tuning) -> Table:
     shown = Table("row", "chosen", header_style="bold")
     shown.add_column("ACC on validation", justify="right")
     shown.add_column("trials", justify="right")
-    found = chosen(tuning)
+    found = best_outcomes(tuning)
     for row, outcomes in tuning.outcomes.items():
         if row in found:
             values = ", ".join(f"{key} {value}" for key, value in found[row].trial.values.items())
@@ -66,7 +66,7 @@ def table(tuning: Tuning) -> Table:
 
 def notes(tuning: Tuning) -> list[str]:
     """Return what a reader of the table should know besides."""
-    found, said = chosen(tuning), []
+    found, said = best_outcomes(tuning), []
     for row, outcomes in tuning.outcomes.items():
         broken = sum(bool(outcome.why) for outcome in outcomes)
         if broken:

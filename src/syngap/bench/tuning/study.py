@@ -28,7 +28,7 @@ from syngap.bench.runner.run import Job
 from syngap.bench.storage import remove
 from syngap.bench.store.records import write_yaml
 from syngap.bench.store.run_folder import read_config, read_yaml
-from syngap.bench.tuning.trials import Outcome, Trial, diverged, write_trials
+from syngap.bench.tuning.trials import Outcome, Trial, is_divergence, write_trials
 
 __all__ = ["RANDOM_FIRST", "Tuning", "suggestion"]
 
@@ -85,9 +85,9 @@ class Tuning:
             self._check_no_fewer_trials()
 
     @contextmanager
-    def begun(self, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Job]]:
-        """Begin, or go on, and give the runs to do first; `say` is as in `Plan.begun`."""
-        with self.plan.begun(say):
+    def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Job]]:
+        """Begin, or go on, and give the runs to do first; `say` is as in `Plan.begin`."""
+        with self.plan.begin(say):
             out = self.plan.out
             remove(out / "tuned.yaml", within=out)  # of an earlier search; written anew
             to_do = {row: self._next(row) for row in self.outcomes}
@@ -100,13 +100,13 @@ class Tuning:
             job
             for row in self._rows
             for number in range(len(self.outcomes[row]), self.search.trials)
-            for job in self._trial(row, number, self._begun_with(row, number) or {}).to_do()
+            for job in self._trial(row, number, self._recorded_values(row, number) or {}).to_do()
         ]
 
     def following(self, ended: Event) -> list[Job]:
         """Return what is to be done after a run: once its trial has ended, the next one's runs."""
         row = ended.job.config.row
-        if ended.kind == "failed" and not diverged(ended.message):
+        if ended.kind == "failed" and not is_divergence(ended.message):
             self.stopped[row] = f"{ended.job.name} failed: {ended.message}"
         if self._current[row].to_do():
             return []
@@ -122,7 +122,7 @@ class Tuning:
         ended = self.outcomes[row]
         while len(ended) < self.search.trials:
             number, spaces = len(ended), self.search.spaces[row]
-            values = self._begun_with(row, number)
+            values = self._recorded_values(row, number)
             if values is None:
                 seed = seeds.derived(self.search.seeds[0], f"search/{row}/{number}")
                 values = suggestion(spaces, ended, seed)
@@ -140,7 +140,7 @@ class Tuning:
             jobs.append(replace(job, folder=folder, config=config))
         return Trial(row, number, dict(values), jobs)
 
-    def _begun_with(self, row: str, number: int) -> dict[str, Value] | None:
+    def _recorded_values(self, row: str, number: int) -> dict[str, Value] | None:
         for job in self._trial(row, number, {}).jobs:
             path = job.folder / "config.yaml"
             if path.is_file():
@@ -163,7 +163,7 @@ class Tuning:
     def _check_no_fewer_trials(self) -> None:
         """Refuse to leave out trials that have been made: they may be the better ones."""
         for row in self.outcomes:
-            if self._begun_with(row, self.search.trials) is not None:
+            if self._recorded_values(row, self.search.trials) is not None:
                 raise UserError(
                     f"search.trials: got {self.search.trials}, but {self.plan.out} has more of "
                     f"{row}; give as many, another --out, or --fresh"

@@ -17,7 +17,7 @@ from syngap.bench.storage import write
 from syngap.bench.store.removal import remove_checkpoints
 from syngap.bench.store.run_folder import read_run, read_status
 
-__all__ = ["Outcome", "Trial", "diverged", "write_trials"]
+__all__ = ["Outcome", "Trial", "is_divergence", "write_trials"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Outcome:
     why: str = ""
 
 
-def diverged(message: str) -> bool:
+def is_divergence(message: str) -> bool:
     """Return whether a run failed because of the values it tried, and not of something else."""
     return message.startswith(FloatingPointError.__name__)
 
@@ -94,4 +94,4 @@ def write_trials(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _ended(job: Job) -> bool:
-    return is_done(job) or diverged(read_status(job.folder).error)
+    return is_done(job) or is_divergence(read_status(job.folder).error)
