@@ -91,7 +91,7 @@ def wandb_records(run: Path) -> list[Any]:
     """All records of a run, once its end is there: another process writes them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    identity, deadline = loggers._begun(run).identity, time.monotonic() + 30
+    identity, deadline = loggers._logged_run(run).identity, time.monotonic() + 30
     while time.monotonic() < deadline:
         files = sorted(Path("wandb").glob(f"offline-run-*-{identity}/*.wandb"))
         logged = [data for file in files for data in logged_in(file.read_bytes())]
@@ -180,21 +180,21 @@ class Recorder:
 
     told: ClassVar[list[tuple[str, str, Any]]] = []
 
-    def begin(self, run: loggers.Begun) -> float:
+    def begin(self, run: loggers.LoggedRun) -> float:
         self.told.append((run.name, "begin", run.config["row"]))
         return -1
 
-    def log(self, run: loggers.Begun, step: int, values: Any) -> None:
+    def log(self, run: loggers.LoggedRun, step: int, values: Any) -> None:
         self.told.append((run.name, "log", (step, dict(values))))
 
-    def end(self, run: loggers.Begun, state: str) -> None:
+    def end(self, run: loggers.LoggedRun, state: str) -> None:
         self.told.append((run.name, "end", state))
 
 
 class Broken(Recorder):
     """Loses its store after the third step."""
 
-    def log(self, run: loggers.Begun, step: int, values: Any) -> None:
+    def log(self, run: loggers.LoggedRun, step: int, values: Any) -> None:
         if step >= 3:
             raise ConnectionError("the store\nis gone")
 
@@ -204,7 +204,7 @@ class Hanging(Recorder):
 
     released: ClassVar[threading.Event] = threading.Event()
 
-    def log(self, run: loggers.Begun, step: int, values: Any) -> None:
+    def log(self, run: loggers.LoggedRun, step: int, values: Any) -> None:
         assert self.released.wait(60)
         super().log(run, step, values)
 
@@ -214,7 +214,7 @@ class Slow(Recorder):
 
     seconds = 0.05
 
-    def log(self, run: loggers.Begun, step: int, values: Any) -> None:
+    def log(self, run: loggers.LoggedRun, step: int, values: Any) -> None:
         time.sleep(self.seconds)
         super().log(run, step, values)
 
@@ -432,14 +432,14 @@ def test_a_run_is_another_with_fresh_and_the_same_with_resume(
 ) -> None:
     arguments = ["run", written(Path()), "--out", "out", "--log", "recorder"]
     assert called(capsys, *arguments)[0] == 0
-    first = {run: loggers._begun(Path("out") / run).identity for run in ("sgd-0", "er-0")}
+    first = {run: loggers._logged_run(Path("out") / run).identity for run in ("sgd-0", "er-0")}
     began = now()
     while now() == began:  # runs that began within the same second are told apart by nothing else
         time.sleep(0.05)
     for option, same in (("--resume", True), ("--fresh", False)):
         assert called(capsys, *arguments, option)[0] == 0
         for run, identity in first.items():
-            assert (loggers._begun(Path("out") / run).identity == identity) == same
+            assert (loggers._logged_run(Path("out") / run).identity == identity) == same
 
 
 @needs("mlflow")

@@ -26,7 +26,7 @@ from typer.main import get_command
 from syngap.bench import cli, storage
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
-from syngap.bench.runner.loggers import Begun
+from syngap.bench.runner.loggers import LoggedRun
 from syngap.bench.store.removal import is_run_of, remove_run
 from syngap.bench.training import checkpoint
 
@@ -200,7 +200,7 @@ def test_a_file_with_a_second_name_is_not_appended_to(outside: Path) -> None:
 
 
 def test_a_logger_notes_its_end_in_the_run_folder_alone(outside: Path) -> None:
-    run = Begun(outside.parent / "named" / "er-0", {}, "0" * 16)
+    run = LoggedRun(outside.parent / "named" / "er-0", {}, "0" * 16)
     run.folder.mkdir()
     run.mark("mine").symlink_to(outside / "created")
     run.note_complete("mine")

@@ -1,4 +1,4 @@
-"""An experiment as it is asked for: read, completed, checked, with errors that name the place.
+"""An experiment: read from YAML, completed by defaults, checked. An error names the option.
 
     name: digits
     stream: {name: digits, epochs: 2, batch: 8}
@@ -166,7 +166,7 @@ class Experiment:
 
 
 def with_earlier_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an earlier version wrote, with what it did without saying.
+    """Return what an earlier version wrote, with the defaults that it had.
 
     Last batches were short, steps were not captured, `cnn` had no norms, and importance that was
     refreshed seldom was so from the first step on.
@@ -188,7 +188,7 @@ def with_earlier_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_earlier_warmup(options: Any, key: str, row: str = "") -> Any:
-    """Say `warmup: 0` of a method that has such an option; others may have an `every`, too."""
+    """Add `warmup: 0` to a method that has such an option; others may have an `every`, too."""
     if isinstance(options, dict) and options.get("every", 1) != 1:
         method = options.get(key, row)
         if isinstance(method, str) and "warmup" in complete_method({"name": method}):
@@ -197,7 +197,7 @@ def _with_earlier_warmup(options: Any, key: str, row: str = "") -> Any:
 
 
 def complete_run(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
-    """Return the configuration `run` with the options that came later than it, at their defaults.
+    """Return the configuration `run` with the options that are newer than it, at their defaults.
 
     So a new option, whose default leaves everything as it was, makes no earlier run useless.
 
@@ -219,10 +219,10 @@ def complete_run(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
 
 
 def complete_method(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's options, `name` among them, with those that came later at their defaults.
+    """Return a method's options, `name` among them, with newer options at their defaults.
 
-    Of a method whose package is not installed here, what is said is all that is known; the order
-    is that of `options`, so that the same is said of it either way.
+    A method whose package is not installed here keeps its options. The order is that of `options`,
+    so that a label does not depend on what is installed.
     """
     try:
         known = defaults(methods.registry.get(options["name"]))

@@ -1,4 +1,4 @@
-"""The way of a network through a stream: what it was at the start, now and then, and at the end."""
+"""Snapshots of a network that learns a stream: at the start, now and then, and at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tell: TypeAlias = Callable[[str, int, int], None]
 def train_with_snapshots(
     stream: Stream, begin: Callable[[], Method], tell: Tell
 ) -> tuple[Learner, dict[int, dict[str, Tensor]]]:
-    """Return the learner of two tasks and what it was on the way, by step."""
+    """Train on two tasks; return the learner, and the weights it had by step."""
     album = _Album(stream.ends, tell)
 
     def watched() -> Method:

@@ -1,4 +1,4 @@
-"""Where runs are done and who hears of it: this machine or a Ray cluster, progress, loggers."""
+"""Does the runs of plans, on this machine or a Ray cluster, with progress and loggers."""
 
 from __future__ import annotations
 

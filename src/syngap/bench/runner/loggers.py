@@ -32,7 +32,16 @@ from syngap.bench.registry import Registry
 from syngap.bench.storage import check_inside, read, remove, remove_tree, write
 from syngap.bench.store.run_folder import read_environment, read_status, read_yaml
 
-__all__ = ["Begun", "Following", "Logger", "MLflow", "TensorBoard", "WandB", "registry", "values"]
+__all__ = [
+    "Following",
+    "LoggedRun",
+    "Logger",
+    "MLflow",
+    "TensorBoard",
+    "WandB",
+    "registry",
+    "values",
+]
 
 _LOOK_EVERY = 2.0  # seconds
 _PATIENCE = 30.0  # seconds for an answer, once the runs have ended
@@ -53,7 +62,7 @@ registry = Registry(
 
 
 @dataclass(frozen=True)
-class Begun:
+class LoggedRun:
     """A run that has begun.
 
     Args:
@@ -92,15 +101,15 @@ class Logger(Protocol):
     Its constructor has no arguments, and raises a `UserError` where it cannot work at all.
     """
 
-    def begin(self, run: Begun) -> float:
+    def begin(self, run: LoggedRun) -> float:
         """Take up a run; return the last step that is logged, -1 for none, infinity for all."""
         ...
 
-    def log(self, run: Begun, step: int, values: Mapping[str, float]) -> None:
+    def log(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         """Log the numbers of a step; steps come in order, each once."""
         ...
 
-    def end(self, run: Begun, state: str) -> None:
+    def end(self, run: LoggedRun, state: str) -> None:
         """Let go of a run that is "done", has "failed", or is still "running" as we stop."""
         ...
 
@@ -112,7 +121,7 @@ class TensorBoard:
         self._make = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._writers: dict[str, Any] = {}
 
-    def begin(self, run: Begun) -> float:
+    def begin(self, run: LoggedRun) -> float:
         """Begin the file of a run anew, unless it is whole."""
         if run.mark("tensorboard").exists():
             return math.inf
@@ -126,12 +135,12 @@ class TensorBoard:
         writer.add_text("config", f"```yaml\n{config}```")
         return -1
 
-    def log(self, run: Begun, step: int, values: Mapping[str, float]) -> None:
+    def log(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         """Write a scalar for each number."""
         for name, value in values.items():
             self._writers[run.identity].add_scalar(name, value, step)
 
-    def end(self, run: Begun, state: str) -> None:
+    def end(self, run: LoggedRun, state: str) -> None:
         """Close the file."""
         self._writers.pop(run.identity).close()
         if state == "done":
@@ -149,7 +158,7 @@ class MLflow:
         self._entities, self._client = mlflow.entities, mlflow.MlflowClient()
         self._ids: dict[str, str] = {}
 
-    def begin(self, run: Begun) -> float:
+    def begin(self, run: LoggedRun) -> float:
         """Find the run in the store, or create it with its configuration as parameters."""
         client, there = self._client, self._client.get_experiment_by_name(run.experiment)
         home = there.experiment_id if there else client.create_experiment(run.experiment)
@@ -165,7 +174,7 @@ class MLflow:
             client.log_batch(info.run_id, params=given)
         return max((m.step for m in client.get_metric_history(info.run_id, _SEEN)), default=-1)
 
-    def log(self, run: Begun, step: int, values: Mapping[str, float]) -> None:
+    def log(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         """Log a metric for each number, that by which a step is known to be there last."""
         now = time.time_ns() // 10**6
         ordered = sorted(values.items(), key=lambda pair: pair[0] == _SEEN)
@@ -173,7 +182,7 @@ class MLflow:
             metrics = [self._entities.Metric(name, value, now, step) for name, value in some]
             self._client.log_batch(self._ids[run.identity], metrics=metrics)
 
-    def end(self, run: Begun, state: str) -> None:
+    def end(self, run: LoggedRun, state: str) -> None:
         """Say how the run ended."""
         status = {"done": "FINISHED", "failed": "FAILED"}.get(state, "KILLED")
         self._client.set_terminated(self._ids.pop(run.identity), status)
@@ -190,7 +199,7 @@ class WandB:
         self._wandb = needed("wandb", "wandb")
         self._runs: dict[str, Any] = {}
 
-    def begin(self, run: Begun) -> float:
+    def begin(self, run: LoggedRun) -> float:
         """Begin the run, in place of what is there of it."""
         if run.mark("wandb").exists():
             return math.inf
@@ -211,11 +220,11 @@ class WandB:
                 remove_tree(folder, within=folder.parent)
         return -1
 
-    def log(self, run: Begun, step: int, values: Mapping[str, float]) -> None:
+    def log(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         """Log the numbers of a step."""
         self._runs[run.identity].log(dict(values), step=step)
 
-    def end(self, run: Begun, state: str) -> None:
+    def end(self, run: LoggedRun, state: str) -> None:
         """Finish the run."""
         self._runs.pop(run.identity).finish(exit_code=int(state != "done"))
         if state == "done":
@@ -292,7 +301,7 @@ class _Follower:
     def _look_at(self, folder: Path, last: bool) -> None:
         try:
             if folder not in self._followed:
-                run = _begun(folder)
+                run = _logged_run(folder)
                 self._followed[folder] = _Followed(self._logger, run, self._note_answer)
             self._followed[folder].look(last=last)
         except Exception as error:  # whatever it is, the runs are worth more
@@ -311,7 +320,7 @@ class _Followed:
         answered: is called whenever the logger has taken something.
     """
 
-    def __init__(self, logger: Logger, run: Begun, answered: Callable[[], None]) -> None:
+    def __init__(self, logger: Logger, run: LoggedRun, answered: Callable[[], None]) -> None:
         self._logger, self._run, self._answered, self._offset = logger, run, answered, 0
         self._reached = logger.begin(run)
         answered()
@@ -365,10 +374,10 @@ def values(line: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _begun(folder: Path) -> Begun:
+def _logged_run(folder: Path) -> LoggedRun:
     config = read_yaml(folder / "config.yaml")
     what = json.dumps([folder.name, config, read_environment(folder).as_mapping()], sort_keys=True)
-    return Begun(folder, config, hashlib.sha256(what.encode()).hexdigest()[:16])
+    return LoggedRun(folder, config, hashlib.sha256(what.encode()).hexdigest()[:16])
 
 
 def _flat(config: Options, before: str = "") -> dict[str, Value]:

@@ -35,7 +35,7 @@ def runs_per_gpu(cores: int) -> int:
 
 @contextmanager
 def mps_daemon() -> Iterator[bool]:
-    """Let processes that are started within work on a GPU side by side; give whether they do."""
+    """Run an MPS daemon for the processes that are started meanwhile; yield whether one runs."""
     control = shutil.which(_CONTROL)
     if _has_daemon() or control is None:
         yield _has_daemon()
@@ -57,7 +57,7 @@ def mps_daemon() -> Iterator[bool]:
 
 
 def _has_daemon() -> bool:
-    """Return whether a daemon runs that was here before us."""
+    """Return whether a daemon runs that we did not start."""
     return Path(os.environ.get(_PIPES, _USUAL), "control").exists()
 
 

@@ -65,9 +65,9 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
 
 
 def _report_evaluation(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
-    """Return `begin`, with networks that are heard of while they are judged, however long it takes.
+    """Return `begin` with networks that report to the journal while they are evaluated.
 
-    Between steps the loop itself tells the journal.
+    So a long evaluation does not look like a run that hangs. Between steps the loop reports.
     """
 
     def after_forward(model: nn.Module, inputs: Any, outputs: Any) -> None:

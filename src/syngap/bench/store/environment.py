@@ -76,7 +76,7 @@ def arithmetic(threads: int, deterministic: bool) -> Iterator[None]:
 
 
 def environment(device: torch.device, at_a_time: int = 1) -> Environment:
-    """Return versions and hardware, the command by which the run was asked for, and its company."""
+    """Return versions, hardware, the command, and how many runs train at the same time."""
     on_gpu = device.type == "cuda"
     return Environment(
         {

@@ -1,4 +1,4 @@
-"""The journal of a run: what the loop tells goes into the run's folder, whole at any instant."""
+"""The journal of a run: writes what the training loop reports into the run's folder."""
 
 from __future__ import annotations
 

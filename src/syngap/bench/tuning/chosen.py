@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -42,10 +42,12 @@ def write_chosen(tuning: Tuning) -> Path:
     versions = {**environment(device).as_mapping(), "optuna": version("optuna")}
     search = {**tuning.as_mapping(), "chosen": summary, "environment": versions}
     write_yaml(out / "search.yaml", search, within=out)
-    mapping: dict[str, Any] = tuning.experiment.as_mapping()
-    for row, best in found.items():
-        mapping["methods"][row].update(best.trial.values)
-    write_yaml(out / "tuned.yaml", mapping, within=out)
+    methods = {
+        row: method.with_options(found[row].trial.values) if row in found else method
+        for row, method in tuning.experiment.methods.items()
+    }
+    tuned = replace(tuning.experiment, methods=methods)
+    write_yaml(out / "tuned.yaml", tuned.as_mapping(), within=out)
     return out / "tuned.yaml"
 
 
