@@ -114,7 +114,7 @@ class Runs:
         title = str(first.get("experiment", self.folder.name))
         within = within or place.parent
         make_folder(place.parent, within=within)
-        write_page(self.runs, place, title, self.surfaces, searched=self.folder, within=within)
+        write_page(self.runs, place, title, self.surfaces, search_folder=self.folder, within=within)
         return place
 
     def _repr_markdown_(self) -> str:
@@ -162,7 +162,7 @@ class Reproduction:
     @property
     def agrees(self) -> bool:
         """Whether all runs ended and no row is outside."""
-        return not self.failed and all(row.inside is not False for row in self.rows)
+        return not self.failed and all(row.is_inside is not False for row in self.rows)
 
 
 def run(

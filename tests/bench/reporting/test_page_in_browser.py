@@ -46,7 +46,7 @@ def demo(tmp_path_factory):
         runs, "er", DEMO["er"], 2, state="failed", tasks_done=2, error="RuntimeError: no luck"
     )
     write_search(runs, {"er": DEMO["er"].options, "syngap": {"lr": 0.5}})
-    write_page(read_runs(runs), folder / "page.html", "digits", searched=runs)
+    write_page(read_runs(runs), folder / "page.html", "digits", search_folder=runs)
     return folder / "page.html"
 
 

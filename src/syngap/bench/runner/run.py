@@ -49,7 +49,7 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
     device = chosen_device(training.device)
     stream = stream_of(job.config, job.data)
     begin = beginning(job.config, stream, device)
-    stream = stream.presented(begin().sees).to(device)
+    stream = stream.present(begin().sees).to(device)
     with FolderJournal(
         job.folder,
         steps=len(stream),
@@ -60,7 +60,7 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
     ) as journal:
         begin = _heard(begin, journal)
         method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
-        journal.close(method.learner.judged)
+        journal.close(method.learner.evaluated_model)
 
 
 def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
@@ -75,7 +75,7 @@ def _heard(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], 
 
     def heard() -> Method:
         method = begin()
-        method.learner.judged.register_forward_hook(after_forward)
+        method.learner.evaluated_model.register_forward_hook(after_forward)
         return method
 
     return heard
@@ -104,7 +104,7 @@ def beginning(config: dict[str, Any], stream: Stream, device: torch.device) -> C
         return module
 
     def begin() -> Method:
-        torch.manual_seed(seeds.derived(seed, "network"))
+        torch.manual_seed(seeds.derive(seed, "network"))
         with _making("model: ", network_name):
             learner = Learner(
                 built(),
