@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method, registry
 from syngap.bench.methods.er import ER
-from syngap.bench.methods.guard import Guard, _Notes
+from syngap.bench.methods.guard import Guard, _Counters
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event, attempt
 from syngap.bench.streams import Batch, Stream
@@ -319,7 +319,7 @@ def test_steps_are_not_captured_where_they_are_skipped_and_it_says_so() -> None:
 
 def noting(method: Method) -> Method:
     """A method that is watched as on a GPU, which notes what it sees."""
-    method.learner.guard._notes = _Notes(torch.device("cpu"))
+    method.learner.guard._counters = _Counters(torch.device("cpu"))
     return method
 
 
@@ -327,7 +327,7 @@ def noting(method: Method) -> Method:
 @pytest.mark.parametrize("at", [1, 4, 7])
 def test_a_device_remembers_the_first_loss_that_was_not_finite(bad: float, at: int) -> None:
     guard = Guard(torch.device("cpu"), "raise")
-    guard._notes = _Notes(torch.device("cpu"))
+    guard._counters = _Counters(torch.device("cpu"))
     for step in range(1, 10):
         assert guard.finite_losses(wait=True) == (None if step <= at else at - 1)
         guard.check_loss(torch.tensor(bad if step == at else 1e37 * step))
