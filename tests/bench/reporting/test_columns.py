@@ -206,7 +206,7 @@ def test_long_names_are_folded_before_columns_are_left_out(tmp_path: Path) -> No
         ({"er": -1, "sgd": -2, "adam": -3}, set()),
         ({"er": 5, "sgd": 9, "adam": 7}, {"er"}),
     ],
-    ids=str,
+    ids=["one-negative", "zero-and-negative", "tie-and-negative", "all-negative", "none-negative"],
 )
 def test_a_negative_forgetting_is_never_the_best(
     forgetting: dict[str, float], best: set[str], tmp_path: Path

@@ -693,7 +693,7 @@ def test_ray_has_its_own_ways_with_machines_that_hang(here: Path, call: Call) ->
 def test_every_fault_of_the_page_has_its_test() -> None:
     root = ROOT
     named = set(re.findall(r"`(test_\w+)`", (root / "docs/faults.md").read_text(encoding="utf-8")))
-    known = "\n".join(path.read_text(encoding="utf-8") for path in root.glob("tests/test_*.py"))
+    known = "\n".join(path.read_text(encoding="utf-8") for path in root.glob("tests/**/test_*.py"))
     assert named
     assert [name for name in named if f"def {name}(" not in known] == []
 
