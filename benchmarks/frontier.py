@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, bare, drawn
+from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, figure_file, remove_frame
 from syngap.bench.reporting.rows import Row, rows
 from syngap.bench.store.run_folder import read_runs
 
@@ -38,7 +38,7 @@ def cost(row: Row, measured: dict[str, float]) -> float:
 def main() -> None:
     measured = milliseconds((RESULTS / "speed/cuda/loop.md").read_text(encoding="utf-8"))
     found = {row.name: row for row in rows(read_runs(RESULTS / "importance-cifar100"))}
-    with drawn(Path(sys.argv[1]), (6.4, 3.4)) as figure:
+    with figure_file(Path(sys.argv[1]), (6.4, 3.4)) as figure:
         axes = figure.subplots()
         for name, row in found.items():
             spread = row.spread("ACC")
@@ -63,7 +63,7 @@ def main() -> None:
         axes.set_title("importance refreshed at each k-th step", fontsize=10)
         axes.margins(y=0.15)
         axes.set(xlabel="time of a step over ER's, captured", ylabel="ACC ↑, mean ± sd")
-        bare(axes)
+        remove_frame(axes)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from syngap.bench import methods
 from syngap.bench.methods import Learner
 from syngap.bench.streams import Stream, arrays
-from syngap.bench.training.loop import stepping
+from syngap.bench.training.loop import step_function
 
 RATE, SAMPLES = 0.05, 20_000
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
@@ -99,7 +99,7 @@ def ours(case: Case, name: str, captured: bool = True, **options: Any) -> Turn:
     )
     kind = methods.registry.get(name)
     method = kind(learner, lr=RATE, buffer=case.memory, replay=case.batch, **options)
-    take, steps = stepping(method), count()
+    take, steps = step_function(method), count()
 
     def turn() -> None:
         for _ in range(case.steps):

@@ -12,7 +12,7 @@ import numpy as np
 from finetuning.analysis import compare, curves, groups_in, whole_seeds
 from finetuning.tables import plain_label, two_digits
 from syngap.bench.intervals import half_interval
-from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, bare, drawn
+from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, figure_file, remove_frame
 
 __all__ = ["draw_frontiers", "draw_sizes"]
 
@@ -33,7 +33,7 @@ def draw_sizes(paths: Iterable[Path], picture: Path) -> None:
     every = compare(paths)
     first = (every[0].old, every[0].new)
     columns = [column for column in every if (column.old, column.new) == first]
-    with drawn(picture, (7, 4)) as figure:
+    with figure_file(picture, (7, 4)) as figure:
         axes = figure.subplots()
         axes.axhline(1, color=COLOURS[0], linestyle=":", label="AdamW")
         for index, (method, (colour, dashes)) in enumerate(SIZE_STYLES.items()):
@@ -49,7 +49,7 @@ def draw_sizes(paths: Iterable[Path], picture: Path) -> None:
         axes.set(xscale="log", xlabel="million parameters", ylabel="forgetting relative to AdamW")
         axes.set_xticks([c.millions for c in columns], [two_digits(c.millions) for c in columns])
         axes.set_xticks([], minor=True)
-        bare(axes, "both")
+        remove_frame(axes, "both")
         figure.legend(loc="outside right upper", frameon=False)
 
 
@@ -59,7 +59,7 @@ def draw_frontiers(path: Path, picture: Path) -> None:
     sizes, pairs = (
         list(dict.fromkeys(group[part] for group, _ in groups)) for part in (slice(1), slice(1, 3))
     )
-    with drawn(picture, (5 * len(pairs) + 1, 4 * len(sizes))) as figure:
+    with figure_file(picture, (5 * len(pairs) + 2.5, 4 * len(sizes))) as figure:
         lines: dict[str, Any] = {}
         for group, rows in groups:
             place = sizes.index(group[:1]) * len(pairs) + pairs.index(group[1:3]) + 1
@@ -71,8 +71,9 @@ def draw_frontiers(path: Path, picture: Path) -> None:
                 new, old, _ = np.mean([curve[method] for curve in by_seed], 0)
                 (line,) = axes.plot(new, old, **line_style(method))
                 lines.setdefault(method, line)
-            bare(axes, "both")
-        figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)
+            remove_frame(axes, "both")
+        labels = [plain_label(method) for method in lines]
+        figure.legend(lines.values(), labels, loc="outside right upper", frameon=False)
 
 
 def line_style(method: str) -> dict[str, Any]:

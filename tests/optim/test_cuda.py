@@ -27,7 +27,7 @@ from syngap.bench.runner.run import Job
 from syngap.bench.streams import InMemory, Split, Stream, Tasks
 from syngap.bench.streams.stream import Batch
 from syngap.bench.training import train
-from syngap.bench.training.loop import stepping
+from syngap.bench.training.loop import step_function
 from syngap.bench.training.watch import Watch
 
 pytestmark = [
@@ -290,7 +290,7 @@ def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
         tasks = picture_tasks(per_class=13)
         stream = Stream(tasks, 0, batch=4, epochs=2)
         begin = beginning(case, stream, device="cuda", captured=captured)
-        stream = stream.presented(begin().sees).to(torch.device("cuda"))
+        stream = stream.present(begin().sees).to(torch.device("cuda"))
         notebook = Notebook()
         method = train(stream, begin, notebook, evaluate_every=7)
         results.append((weights(method), notebook.evaluations))
@@ -495,7 +495,7 @@ def test_a_captured_run_at_an_absurd_rate_ends_with_the_step_and_another_rate(ca
             group["lr"] = 1e30
         return method
 
-    stream = stream.presented(begin().sees).to(torch.device("cuda"))
+    stream = stream.present(begin().sees).to(torch.device("cuda"))
     journal = Notebook(keep_every=5)
     with pytest.raises(FloatingPointError, match=r"it is 1e\+30, try 0"):
         train(stream, absurd, journal)
@@ -507,7 +507,7 @@ def test_a_captured_run_at_an_absurd_rate_ends_with_the_step_and_another_rate(ca
 def test_looking_for_numbers_that_are_not_finite_waits_for_no_gpu() -> None:
     stream = Stream(picture_tasks(per_class=80), 0, batch=2, epochs=1).to(torch.device("cuda"))
     method = beginning("er", stream, device="cuda", captured=True)()
-    take, watch, warm = stepping(method), Watch(method, stream, 0), 12
+    take, watch, warm = step_function(method), Watch(method, stream, 0), 12
     batches = [stream[step] for step in range(140)]
     for step, batch in enumerate(batches[:warm], 1):
         watch.step(take, batch, step)
@@ -517,7 +517,7 @@ def test_looking_for_numbers_that_are_not_finite_waits_for_no_gpu() -> None:
             watch.step(take, batch, step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    watch.look(140)
+    watch.check(140)
 
 
 @pytest.mark.filterwarnings("ignore:steps are not captured")
@@ -528,7 +528,7 @@ def test_a_bad_batch_is_skipped_on_a_gpu(case: str) -> None:
     journal = Notebook()
     method = train(stream, begin, journal)
     assert journal.told[-1][1]["skipped"] == 1
-    assert all(value.isfinite().all() for value in method.lasting())
+    assert all(value.isfinite().all() for value in method.finite_tensors())
     other = beginning(case, stream, device="cuda")()
     for step in range(len(stream)):
         if step + 1 != at:

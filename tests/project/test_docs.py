@@ -328,6 +328,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(place), target
 
 
+PATH = re.compile(r"`((?:[a-z_]+/)+\w+\.(?:py|yaml|css|html|ipynb|csv))`")
+FOLDERS = (ROOT, ROOT / "src/syngap", ROOT / "src/syngap/bench")
+
+
+@each_page
+def test_files_of_the_project_named_in_the_text_exist(page: Path) -> None:
+    """A path is ours where its first folder is; src/ has other packages in other projects."""
+    for name in PATH.findall(prose(page)):
+        first = "src/syngap" if name.startswith("src/") else name.partition("/")[0]
+        ours = name.startswith(first) and any((folder / first).is_dir() for folder in FOLDERS)
+        if ours and "NAME" not in name:
+            assert any((folder / name).exists() for folder in FOLDERS), name
+
+
 def test_every_page_is_in_the_navigation_and_the_api_is_there() -> None:
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):

@@ -23,7 +23,7 @@ from syngap.bench.methods.er_ace import ERACE
 from syngap.bench.methods.syngap import SynGAP
 from syngap.bench.options import checked, signature
 from syngap.bench.streams import Batch
-from syngap.bench.training.captured import Captured
+from syngap.bench.training.capture import CapturedMethod
 from syngap.optim.scores import sample_labels
 
 RESEARCH = ROOT / "research"
@@ -208,12 +208,12 @@ def test_a_factored_gate_can_be_captured():
     (one, _), (other, _) = (factored(0, refresh=4, **options) for _ in range(2))
     torch.manual_seed(1)
     batches = [Batch(torch.randn(5, 2, 3, 3), torch.randint(3, (5,))) for _ in range(40)]
-    captured = Captured(other, graphs := Rerun(other))
+    captured = CapturedMethod(other, graphs := Rerun(other))
     for batch in batches:
         one.step(batch)
         captured.learn(batch)
-        other.between()
-    assert not captured.why
+        other.after_step()
+    assert not captured.failure
     assert graphs.captured == 2  # with an observation, and without
     assert_identical(one.state_dict(), other.state_dict())
 

@@ -320,8 +320,8 @@ def made_here() -> None:
             file.truncate(0)
             file.write(packed)
 
-    download._resumed = without_network
-    download.fetch = lambda *a, **k: fetch(*a, **{**k, "known": {"cifar100": known}})
+    download._resume = without_network
+    download.fetch = lambda *a, **k: fetch(*a, **{**k, "sources": {"cifar100": known}})
 
 
 def main() -> None:

@@ -150,7 +150,7 @@ def weights(method: Method) -> dict[str, Tensor]:
     """Copies of everything in the network, and in its average where there is one."""
     learner = method.learner
     found = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    if learner.judged is not learner.model:
-        averaged = learner.judged.state_dict().items()
+    if learner.evaluated_model is not learner.model:
+        averaged = learner.evaluated_model.state_dict().items()
         found |= {f"average.{name}": value.clone() for name, value in averaged}
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syngap.bench.metrics import Evaluation
-from syngap.bench.training.checkpoint import packed, unpacked
+from syngap.bench.training.checkpoint import pack, unpack
 
 
 class Interrupted(Exception):
@@ -45,21 +45,21 @@ class Notebook:
         if self.checkpoint is None:
             self.told = []
             return None
-        kept = unpacked(self.checkpoint)
+        kept = unpack(self.checkpoint)
         self.told = self.told[: kept["told"]]
         state: dict[str, Any] = kept["state"]
         return state
 
-    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+    def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
         self._call(lambda: self.told.append((evaluation, dict(summary))))
 
-    def reached(self, step: int) -> bool:
+    def advance(self, step: int) -> bool:
         self._call(lambda: self.steps.append(step))
         return self.keep_every > 0 and step % self.keep_every == 0
 
     def save(self, state: dict[str, Any]) -> None:
         def keep() -> None:
-            self.checkpoint = packed({"state": state, "told": len(self.told)})
+            self.checkpoint = pack({"state": state, "told": len(self.told)})
             self.saved.append(state["step"])
 
         self._call(keep)

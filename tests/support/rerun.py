@@ -11,7 +11,7 @@ from learning import picture_tasks
 
 from syngap.bench.methods import Method
 from syngap.bench.streams import Stream
-from syngap.bench.training.captured import _add, _growth, _numbers
+from syngap.bench.training.capture import _add, _growth, _numbers
 
 
 class Rerun:
@@ -25,7 +25,7 @@ class Rerun:
         self.captured = self.replayed = self.asides = 0
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         self.asides += 1
         yield
 

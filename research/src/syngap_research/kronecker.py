@@ -138,7 +138,7 @@ class Kronecker(ER):
         """Return whether the factors are observed in the next step."""
         return self.steps < self.early or self.steps % self.every == 0
 
-    def between(self) -> None:
+    def after_step(self) -> None:
         """Take directions anew where it is time, and count."""
         observed = self.phase()
         self.steps += 1

@@ -113,7 +113,7 @@ class Runs:
         title = (self.runs[0].config.experiment if self.runs else None) or self.folder.name
         within = within or place.parent
         make_folder(place.parent, within=within)
-        write_page(self.runs, place, title, self.surfaces, searched=self.folder, within=within)
+        write_page(self.runs, place, title, self.surfaces, search_folder=self.folder, within=within)
         return place
 
     def _repr_markdown_(self) -> str:
@@ -161,7 +161,7 @@ class Reproduction:
     @property
     def agrees(self) -> bool:
         """Whether all runs ended and no row is outside."""
-        return not self.failed and all(row.inside is not False for row in self.rows)
+        return not self.failed and all(row.is_inside is not False for row in self.rows)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""What is here, what is missing, and what to do about it."""
+"""The checks of `syngap doctor`: what is installed, what is missing, how to get it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from syngap.bench.streams import cifar100, places
 
 __all__ = ["findings"]
 
-_NEEDED = (
+_REQUIREMENTS = (
     "pydantic",
     "typer",
     "rich",
@@ -55,10 +55,10 @@ def findings() -> Iterator[str]:
     yield f"syngap {syngap.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"torch {torch.__version__}, {processor()}, {os.cpu_count()} cores"
     yield f"device: {_gpus() or 'no GPU that torch can use; runs go to the CPU'}"
-    for name in _NEEDED:
+    for name in _REQUIREMENTS:
         if _version(name) is None:
             yield f"{name}: missing; pip install --upgrade 'syngap[bench]' brings it"
-    yield ", ".join(f"{name} {_version(name)}" for name in _NEEDED if _version(name))
+    yield ", ".join(f"{name} {_version(name)}" for name in _REQUIREMENTS if _version(name))
     yield _data("cifar100", cifar100.NAMES)
     yield _data("core50", ("core50_128x128", "core50_32x32"))
     for folder in (Path.cwd(), places.home()):

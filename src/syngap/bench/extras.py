@@ -1,4 +1,4 @@
-"""Packages that not everybody needs: imported when asked for, and named where they are missing."""
+"""Optional packages: imported on use, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from syngap.bench.registry import import_or_refuse
 
-__all__ = ["needed"]
+__all__ = ["import_extra"]
 
 
-def needed(module: str, extra: str) -> Any:
-    """Import and return `module`; UserError with the extra that brings it, or why it fails.
+def import_extra(module: str, extra: str) -> Any:
+    """Import and return `module`; UserError with the extra to install, or why it fails.
 
     Examples:
-        >>> needed("json.decoder", "ray").__name__
+        >>> import_extra("json.decoder", "ray").__name__
         'json.decoder'
     """
     return import_or_refuse(module, extra, f"pip install 'syngap[{extra}]'")

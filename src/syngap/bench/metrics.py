@@ -1,4 +1,4 @@
-"""What a run was worth: pure functions of the accuracy matrix and of the evaluations on the way.
+"""Metrics of a run: pure functions of the accuracy matrix and of the evaluations during training.
 
 R[i][j] is the accuracy in percent on task j after the last sample of task i: T rows, T columns. A
 joint run learns every task at once and has a single row. Of an unfinished run, whose R has k < T

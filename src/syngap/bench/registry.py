@@ -1,4 +1,4 @@
-"""Names to things: what ships with the package, and what other packages add by entry points.
+"""Registries of names: what ships with the package, and what others add by entry points.
 
 Another package offers a method, a stream or a network in its own pyproject.toml:
 
@@ -19,10 +19,10 @@ __all__ = ["Registry", "import_or_refuse"]
 
 
 class Registry:
-    """A kind of thing ("method"), where others may add to it, and the built-in ones.
+    """The entries of one kind ("method"): built-in ones and those of plug-ins.
 
-    Things are imported when they are asked for, so a name costs nothing and a broken plug-in hurts
-    nobody who does not use it.
+    Entries are imported on use, so a name costs nothing and a broken plug-in fails only for those
+    who use it.
 
     Args:
         kind: what messages call it.
@@ -58,7 +58,7 @@ class Registry:
         return {**self._builtin, **{n: e for n, e in added.items() if n not in self._builtin}}
 
 
-def import_or_refuse(module: str, asked_by: str, install: str) -> Any:
+def import_or_refuse(module: str, needed_by: str, install: str) -> Any:
     """Import and return `module`; UserError with the reason where that fails.
 
     Only where a module is missing does the message say how to install it: one that is there and
@@ -66,7 +66,7 @@ def import_or_refuse(module: str, asked_by: str, install: str) -> Any:
 
     Args:
         module: with its package, "sklearn.datasets".
-        asked_by: what needs it, such as an option; the message begins with it.
+        needed_by: what needs it, such as an option; the message begins with it.
         install: the command that brings it.
 
     Examples:
@@ -77,9 +77,9 @@ def import_or_refuse(module: str, asked_by: str, install: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(f"{asked_by}: {error}; {install} brings it") from error
+        raise UserError(f"{needed_by}: {error}; {install} brings it") from error
     except Exception as error:  # a broken package raises anything
         reason = str(error) or type(error).__name__
         raise UserError(
-            f"{asked_by}: {module} is installed, but importing it fails ({reason})"
+            f"{needed_by}: {module} is installed, but importing it fails ({reason})"
         ) from error

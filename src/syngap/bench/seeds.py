@@ -1,4 +1,4 @@
-"""Random numbers of a run: one independent source for each purpose, all from one seed."""
+"""Random numbers of a run: one independent generator for each purpose, all from one seed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import hashlib
 
 import torch
 
-__all__ = ["derived", "generator"]
+__all__ = ["derive", "generator"]
 
 
-def derived(seed: int, purpose: str) -> int:
-    """Return a seed that depends on both; changing one purpose's draws leaves the others alone.
+def derive(seed: int, purpose: str) -> int:
+    """Return a seed derived from both; the draws of one purpose do not affect another.
 
     Examples:
-        >>> derived(0, "order") == derived(0, "order")
+        >>> derive(0, "order") == derive(0, "order")
         True
-        >>> derived(0, "order") == derived(0, "labels")
+        >>> derive(0, "order") == derive(0, "labels")
         False
     """
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
@@ -23,5 +23,5 @@ def derived(seed: int, purpose: str) -> int:
 
 
 def generator(seed: int, purpose: str, device: torch.device | str | None = None) -> torch.Generator:
-    """Return a new source of random numbers on `device` (the CPU where None is given)."""
-    return torch.Generator(device or "cpu").manual_seed(derived(seed, purpose))
+    """Return a new random generator on `device` (None: the CPU)."""
+    return torch.Generator(device or "cpu").manual_seed(derive(seed, purpose))

@@ -19,7 +19,7 @@ class Defaults:
 
     Attributes:
         retention: α, how slowly importance fades.
-        consolidation: τ, how closed the gate is at mean importance.
+        consolidation: τ, how much steps shrink at mean importance.
         damping: λ, keeps F/μ defined where F → 0.
         ambient: ε, plasticity that always remains.
         every: importance is refreshed at each k-th step,

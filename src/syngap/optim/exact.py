@@ -2,7 +2,7 @@
 
 A forward hook notes each call of a known module on the autograd graph itself. `squared_scores`
 walks that graph once, runs one backward pass of the labels' log-likelihood down to the first
-modules (autograd computes no weight gradient on the way), and squares each sample's gradient as
+modules (autograd computes no weight gradient there), and squares each sample's gradient as
 the output gradients come by, one module at a time.
 
 Train-mode BatchNorm makes every sample's score depend on every other. Here the statistics of the

@@ -36,7 +36,7 @@ def plasticity(
     Args:
         importance: F, non-negative, of any shape.
         mean: μ, the mean importance that F is measured against; a number or a 0-dim tensor.
-        consolidation: τ in (0, 1), how closed the gate is at mean importance.
+        consolidation: τ in (0, 1), how much steps shrink at mean importance.
         damping: λ ≥ 0, added to F and to μ. Zero is replaced by the smallest number for which the
             quotient is safe, so that an all-zero importance counts as being at its mean.
         ambient: ε ≥ 0, the plasticity that always remains.

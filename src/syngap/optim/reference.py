@@ -10,7 +10,7 @@ learning". `SynGAP` takes the same steps, faster and with more options.
 | F      | importance    | how much each parameter has mattered, zero at first            |
 | α      | retention     | how slowly importance fades                                    |
 | μ      | mean          | mean of F over all parameters                                  |
-| τ      | consolidation | how closed the gate is at mean importance                      |
+| τ      | consolidation | how much steps shrink at mean importance                       |
 | λ      | damping       | keeps F/μ defined where F → 0                                  |
 | ε      | ambient       | plasticity that always remains                                 |
 | Ω      | plasticity    | how much of its step each parameter takes, from ε to 1 + ε     |

@@ -238,7 +238,7 @@ def _gather(
     counted: Counter[str] = Counter()
     noted = list(calls)
     scores = score_sums(read, [output for _, _, output in noted]) if noted else []
-    calls.clear()  # also those that a checkpoint made on the way back
+    calls.clear()  # also those of a checkpoint's recomputation
     for (name, entered, _), score in zip(noted, scores, strict=True):
         if score is not None:
             rows, deltas = (t.detach().reshape(-1, t.shape[-1]) for t in (entered, score))

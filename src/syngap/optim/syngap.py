@@ -35,7 +35,7 @@ Scope: TypeAlias = Literal["network", "tensor"]
 
 
 class SynGAP(GatedOptimizer):
-    """Stochastic gradient descent behind a gate that closes with importance.
+    """Stochastic gradient descent in which important parameters take smaller steps.
 
     The defaults suit a user who sets only `lr`; `Defaults` says where they come from. A rate two to
     three times that of plain SGD suits them, as the gate takes a part of every step.
@@ -188,7 +188,7 @@ class SynGAP(GatedOptimizer):
         GPU's fused kernel takes the step. Learning rates, momentum, decay and state stay those of
         `optimizer`, whose parameter groups are shared. It must take the parameters as it finds
         them: one that keeps a copy of them (master weights, schedule-free averaging, Lookahead)
-        would write that copy over what the gate held back.
+        would write that copy over the gated update.
 
         Examples:
             >>> model = nn.Linear(4, 3)

@@ -73,7 +73,7 @@ def test_the_first_tasks_keep_what_they_would_with_the_others() -> None:
 def test_however_the_samples_are_presented_none_that_is_kept_arrives() -> None:
     kept = set(range(108, 120))
     for how in ("one task after another", "everything", "everything so far"):
-        stream = Stream(tasks_of(MIXED), validation=0.1, blur=0.5).presented(how)  # type: ignore[arg-type]
+        stream = Stream(tasks_of(MIXED), validation=0.1, blur=0.5).present(how)  # type: ignore[arg-type]
         assert set(numbers(stream)) == set(range(120)) - kept
         assert set(values(stream.to(torch.device("cpu")).test)) == kept
 
@@ -120,7 +120,7 @@ def test_test_samples_are_not_even_read() -> None:
 def test_images_in_files_are_kept_apart_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FITS", 0)
+    monkeypatch.setattr(module, "MEMORY_BYTES", 0)
     for label in range(2):
         for number in range(8):
             (tmp_path / f"c{label}").mkdir(exist_ok=True)

@@ -166,11 +166,11 @@ class Remember:
     def load(self):
         return None
 
-    def evaluated(self, evaluation, summary):
+    def record(self, evaluation, summary):
         if evaluation.step == 0:
             self.save({})
 
-    def reached(self, step):
+    def advance(self, step):
         return False
 
     def save(self, state):

@@ -87,7 +87,7 @@ def test_memories_without_a_generator_differ_and_leave_that_of_torch_alone(
 @KINDS
 def test_a_memory_is_made_whatever_the_default_device_is(kind: type[Memory]) -> None:
     with torch.device("meta"):
-        assert kind(10).seen == 0
+        assert kind(10).samples_seen == 0
 
 
 # What is kept -------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_the_last_of_a_batch_has_a_contested_slot() -> None:
 def test_a_batch_may_be_larger_than_the_memory(kind: type[Memory]) -> None:
     memory = kind(5, generator=chance(0))
     memory.add(**numbered(0, 100))
-    assert (len(memory), memory.seen) == (5, 100)
+    assert (len(memory), memory.samples_seen) == (5, 100)
     assert len(set(contents(memory)["number"].tolist())) == 5
 
 
@@ -210,7 +210,7 @@ def test_a_memory_of_size_zero_counts_and_keeps_nothing(kind: type[Memory]) -> N
     memory = kind(0, generator=chance(0))
     for batch in batches(20, 8):
         memory.add(**batch)
-    assert (len(memory), memory.seen, memory.draw(3)) == (0, 20, {})
+    assert (len(memory), memory.samples_seen, memory.draw(3)) == (0, 20, {})
     assert not memory
 
 

@@ -73,7 +73,7 @@ def test_it_is_the_average_of_what_the_weights_were(
 ) -> None:
     method, _, path = trained(kind, steps, average=retention)
     expected = averaged(path, retention)
-    found = method.learner.judged.state_dict()
+    found = method.learner.evaluated_model.state_dict()
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value.double(), expected[name].double(), rtol=1e-5, atol=1e-6)
@@ -84,7 +84,7 @@ def test_it_changes_nothing_of_training(kind: str) -> None:
     with_it, _, path = trained(kind, 7, average=0.9)
     without, _, plain = trained(kind, 7)
     assert all(torch.equal(path[-1][name], value) for name, value in plain[-1].items())
-    assert without.learner.judged is without.learner.model
+    assert without.learner.evaluated_model is without.learner.model
     assert with_it.learner.model.training
     assert all(p.requires_grad for p in with_it.learner.model.parameters())
 
@@ -112,9 +112,9 @@ def test_before_the_first_step_the_network_itself_is_judged() -> None:
 
 def test_it_must_stay_finite_too() -> None:
     method, _, _ = trained("er", 3, average=0.9)
-    assert all(value.isfinite().all() for value in method.lasting())
-    next(method.learner.judged.parameters()).data.fill_(torch.inf)
-    assert not all(value.isfinite().all() for value in method.lasting())
+    assert all(value.isfinite().all() for value in method.finite_tensors())
+    next(method.learner.evaluated_model.parameters()).data.fill_(torch.inf)
+    assert not all(value.isfinite().all() for value in method.finite_tensors())
 
 
 def test_a_state_without_it_does_not_fit() -> None:
@@ -165,7 +165,7 @@ def test_masks_stay_and_new_buffers_are_followed() -> None:
     for _ in range(5):
         method.step(Batch(torch.randn(4, 2) + 3, torch.tensor([0, 1, 0, 1])))
         shifts.append(model.shift.clone())
-    judged = method.learner.judged
+    judged = method.learner.evaluated_model
     assert torch.equal(judged.mask, model.mask)
     shares = torch.tensor([0.5**age for age in reversed(range(5))])
     expected = (shares[:, None] * torch.stack(shifts)).sum(0) / shares.sum()
@@ -188,9 +188,9 @@ def test_another_method_does_not_inherit_it() -> None:
     pupil = Learner(network(), lambda x, generator: x.float())
     kind = methods.registry.get("er")
     kind(pupil, average=0.9)
-    assert pupil.judged is not pupil.model
+    assert pupil.evaluated_model is not pupil.model
     kind(pupil)
-    assert pupil.judged is pupil.model
+    assert pupil.evaluated_model is pupil.model
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_landscape_is_that_of_the_averaged_network(tmp_path: Path) -> None:
         stream, method_factory(config, stream, torch.device("cpu")), _quiet
     )
     last = kept[stream.ends[1]]
-    assert all(torch.equal(last[name], v) for name, v in pupil.judged.state_dict().items())
+    assert all(torch.equal(last[name], v) for name, v in pupil.evaluated_model.state_dict().items())
     batches = [stream[step] for step in range(stream.ends[0] // config.stream.options["epochs"])]
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
     newest = float(cross_entropy(pupil.evaluate(x, newest=True), y))
@@ -250,7 +250,7 @@ def test_a_landscape_is_that_of_the_averaged_network(tmp_path: Path) -> None:
         ("task 1", stream.ends[0]),
         ("task 2", stream.ends[1]),
     ):
-        pupil.judged.load_state_dict(kept[step])
+        pupil.evaluated_model.load_state_dict(kept[step])
         loss = float(cross_entropy(pupil.evaluate(x), y))
         assert found.losses_at_points[name] == pytest.approx(loss, rel=1e-4), name
     assert abs(loss - newest) > 1e-3

@@ -29,10 +29,10 @@ from syngap import optim
 from syngap.bench import methods
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
-from syngap.bench.methods.states import restored
+from syngap.bench.methods.states import restore
 from syngap.bench.options import checked, defaults, signature
 from syngap.bench.streams import Batch, Stream
-from syngap.bench.training.checkpoint import packed, random_states, restore_random_states, unpacked
+from syngap.bench.training.checkpoint import pack, random_states, restore_random_states, unpack
 
 INPUTS, CLASSES, ROWS = 5, 4, 6
 every_case = pytest.mark.parametrize("case", CASES)
@@ -614,7 +614,7 @@ def test_judging_changes_neither_the_network_nor_what_is_drawn_later() -> None:
             method.step(stream[step])
         return method.state_dict()
 
-    assert_identical(unpacked(packed(learned(True))), unpacked(packed(learned(False))))
+    assert_identical(unpack(pack(learned(True))), unpack(pack(learned(False))))
 
 
 def test_judging_is_in_evaluation_mode_and_learning_in_training_mode() -> None:
@@ -689,7 +689,7 @@ def test_what_is_learned_first_does_not_depend_on_which_tasks_come_later(case: s
         method = made(case, learner(stream))
         for step in range(stream.ends[0]):
             method.step(stream[step])
-        states.append(unpacked(packed(method.state_dict())))
+        states.append(unpack(pack(method.state_dict())))
     assert_identical(*states)
 
 
@@ -705,13 +705,13 @@ def test_a_state_through_a_checkpoint_goes_on_bit_for_bit(case: str, cut: int) -
     method = made(case, learner(stream))
     for step in range(cut):
         method.step(stream[step])
-    kept = packed({"method": method.state_dict(), "random": random_states(device)})
+    kept = pack({"method": method.state_dict(), "random": random_states(device)})
     for step in range(cut, steps):
         method.step(stream[step])
 
     torch.manual_seed(99)
     other = made(case, learner(stream, seed=99))
-    state = unpacked(kept)
+    state = unpack(kept)
     other.load_state_dict(state["method"])
     restore_random_states(state["random"], device)
     for step in range(cut, steps):
@@ -719,8 +719,8 @@ def test_a_state_through_a_checkpoint_goes_on_bit_for_bit(case: str, cut: int) -
 
     assert_identical(weights(other), weights(method))
     assert_identical(
-        unpacked(packed([other.state_dict(), random_states(device)])),
-        unpacked(packed([method.state_dict(), random_states(device)])),
+        unpack(pack([other.state_dict(), random_states(device)])),
+        unpack(pack([method.state_dict(), random_states(device)])),
     )
 
 
@@ -775,7 +775,7 @@ def test_whatever_a_method_keeps_is_part_of_its_state() -> None:
     method, other = Keeping(pupil(0)), Keeping(pupil(9))
     for batch in batches[:3]:
         method.step(batch)
-    other.load_state_dict(unpacked(packed(method.state_dict())))
+    other.load_state_dict(unpack(pack(method.state_dict())))
     for one, two in zip(vars(method).values(), vars(other).values(), strict=True):
         assert type(one) is type(two)
     assert_identical(attributes(other), attributes(method))
@@ -806,7 +806,7 @@ def test_restored_tensors_come_to_the_device_wherever_they_are(value: Any, state
         value = [place(part) for part in value]
     elif isinstance(value, dict):
         value = {name: place(part) for name, part in value.items()}
-    found = list(tensors(restored(place(value), state, meta)))
+    found = list(tensors(restore(place(value), state, meta)))
     assert [tensor.device for tensor in found] == [meta]
 
 

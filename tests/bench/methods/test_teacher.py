@@ -197,7 +197,7 @@ def test_a_teacher_adds_strength_times_the_divergence_from_the_average(
         hand.follow()
     assert hand.pulled > 0.01, "the teacher never disagreed, so nothing was compared"
     assert_same_weights(pupil.model, hand.model)
-    assert_same_weights(pupil.judged, hand.average)
+    assert_same_weights(pupil.evaluated_model, hand.average)
 
 
 # What the teacher sees ----------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_the_teacher_sees_the_same_augmented_samples_as_the_network(name: str, o
     assert stream.transform.augments
     pupil = learner(stream)
     method = taught(name, pupil, teacher_on=on)
-    network, teacher = watched(pupil.model), watched(pupil.judged)
+    network, teacher = watched(pupil.model), watched(pupil.evaluated_model)
     for step in range(5):
         method.step(stream[step])
     lengths = [len(stream[step].y) for step in range(5)]
@@ -234,7 +234,7 @@ def test_the_teacher_judges_in_evaluation_mode_without_gradient_in_the_same_prec
     pupil = learner(stream, precision=precision)
     method = taught("er", pupil)
     modes: list[tuple[bool, bool, torch.dtype]] = []
-    for model in (pupil.model, pupil.judged):
+    for model in (pupil.model, pupil.evaluated_model):
         model[-1].register_forward_hook(
             lambda layer, _, logits: modes.append(
                 (layer.training, logits.requires_grad, logits.dtype)
@@ -244,7 +244,7 @@ def test_the_teacher_judges_in_evaluation_mode_without_gradient_in_the_same_prec
     method.step(stream[1])
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     assert modes == [(True, True, kind), (True, True, kind), (False, False, kind)]
-    assert all(p.grad is None and not p.requires_grad for p in pupil.judged.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in pupil.evaluated_model.parameters())
 
 
 def test_the_teacher_draws_no_random_numbers_of_its_own() -> None:

@@ -91,7 +91,7 @@ def test_rows_without_a_finished_seed_are_no_point(tmp_path):
     assert sweep.values == [0.1, 0.3, 1.0], "but have their place"
     assert sweep.omissions == ["ER at 1 (0 of 1 seeds)"]
     sweep_figure(sweep, tmp_path / "with.svg")
-    sweep_figure(Sweep("lr", [replace(line, unfinished={})]), tmp_path / "without.svg")
+    sweep_figure(Sweep("lr", [replace(line, unfinished_rows={})]), tmp_path / "without.svg")
     drawn = {name: (tmp_path / f"{name}.svg").read_text() for name in ("with", "without")}
     assert drawn["with"].count("<use ") > drawn["without"].count("<use ")
 

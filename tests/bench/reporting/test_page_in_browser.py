@@ -46,7 +46,7 @@ def demo(tmp_path_factory):
         runs, "er", DEMO["er"], 2, state="failed", tasks_done=2, error="RuntimeError: no luck"
     )
     write_search(runs, {"er": DEMO["er"].options, "syngap": {"lr": 0.5}})
-    write_page(read_runs(runs), folder / "page.html", "digits", searched=runs)
+    write_page(read_runs(runs), folder / "page.html", "digits", search_folder=runs)
     return folder / "page.html"
 
 
@@ -144,7 +144,7 @@ def test_the_best_other_method_is_said_to_be_chosen_where_it_is_a_rival(browser,
         browser.open(page)
         note = browser.value("document.querySelector('#against .note').innerText")
         assert ("chosen by the ACC that is shown" in note) == said
-        assert "more seeds may tell." in note
+        assert "more seeds may show one." in note
 
 
 def test_differences_have_the_interval_that_the_headline_goes_by(opened, demo):

@@ -139,7 +139,7 @@ def test_what_the_experiment_asks_for_and_nobody_began_is_counted(tmp_path):
     assert omissions(found)[:2] == ["SGD, seeds 0, 1, 2: not begun", "ER, seeds 1, 2: not begun"]
     assert "ER (1 of 3 seeds)" in shown(found)
     assert "SGD (0 of 3 seeds)" in markdown(found)
-    assert "Joint, seeds 0, 1, 2: not begun" in page(runs, "begun", made=NOON)
+    assert "Joint, seeds 0, 1, 2: not begun" in page(runs, "begun", timestamp=NOON)
 
 
 @pytest.mark.parametrize("plan", ["methods: [er]", "methods: {er: 3}", "seeds: x", "seeds: 3"])
@@ -157,7 +157,7 @@ def test_runs_that_diverged_are_counted_as_a_result(tmp_path):
     for row, seed in (("er", 1), ("sgd", 0), ("sgd", 1), ("sgd", 2)):
         write_run(tmp_path, row, made[row], seed, state="failed", tasks_done=1, error=error)
     found = rows(read_runs(tmp_path))
-    assert [row.diverged for row in found] == [1, 3, 0]
+    assert [row.divergences for row in found] == [1, 3, 0]
     assert [row.seed_note() for row in found] == [
         "2 of 3 seeds, 1 diverged",
         "0 of 3 seeds, 3 diverged",
@@ -405,8 +405,8 @@ def test_rows_that_disagree_on_steps_share_an_axis_of_tasks(tmp_path):
 
 
 def test_page_is_one_small_file_and_the_same_each_time(demo, tmp_path):
-    write_page(demo, tmp_path / "a.html", "digits", made=NOON)
-    write_page(demo, tmp_path / "b.html", "digits", made=NOON)
+    write_page(demo, tmp_path / "a.html", "digits", timestamp=NOON)
+    write_page(demo, tmp_path / "b.html", "digits", timestamp=NOON)
     text = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert text == (tmp_path / "b.html").read_text(encoding="utf-8")
     assert len(text) < 200_000
@@ -420,7 +420,7 @@ def test_page_data_cannot_break_out(demo):
     hostile = "</script><img src=x onerror=alert(1)> <!-- {{script}} & \u2028"
     assert json.loads(embed_json({hostile: hostile})) == {hostile: hostile}
     assert not re.search("[<>&\u2028]", embed_json(hostile))
-    text = page(demo, hostile, made=NOON)
+    text = page(demo, hostile, timestamp=NOON)
     assert "<img" not in text
     assert "{{script}}" in text
     assert text.count("</script>") == 2
@@ -429,7 +429,7 @@ def test_page_data_cannot_break_out(demo):
 def test_page_of_an_experiment_that_has_only_begun(tmp_path):
     write_experiment(tmp_path, {}, ())
     write_run(tmp_path, "er", DEMO["er"], 0, state="running")
-    text = page(read_runs(tmp_path), "begun", made=NOON)
+    text = page(read_runs(tmp_path), "begun", timestamp=NOON)
     assert "No run has finished yet." in text
     assert "ER, seed 0: stopped at step 0 of 500" in text
 

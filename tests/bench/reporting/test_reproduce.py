@@ -201,7 +201,7 @@ def test_a_single_recorded_seed_gives_no_verdict(tmp_path: Path) -> None:
         write_experiment(tmp_path / name, {}, ())
         write_run(tmp_path / name, "er", Made("er"), 0, R=[[90, 0], [end, end]], every=50)
     (row,) = reproductions(read_runs(tmp_path / "there"), read_runs(tmp_path / "here"))
-    assert row.inside is None
+    assert row.is_inside is None
     assert "  +30.00; too few seeds: 1 recorded, an interval needs 3" in describe(row)
 
 

@@ -42,7 +42,7 @@ from syngap.bench.store.journal import FolderJournal
 from syngap.bench.store.records import write_yaml
 from syngap.bench.store.run_folder import read_run
 from syngap.bench.training import evaluation
-from syngap.bench.training.checkpoint import packed, unpacked
+from syngap.bench.training.checkpoint import pack, unpack
 
 posix = pytest.mark.skipif(os.name != "posix", reason="locks, limits and signals of POSIX")
 OFTEN = "training.checkpoint_seconds=0"
@@ -118,7 +118,7 @@ def flipped(path: Path, place: int, bit: int = 0) -> None:
 
 # Checkpoints that are not what was written --------------------------------------------------------
 
-SMALL = packed({"step": 3, 0: (torch.arange(5), None), "weights": [torch.ones(2, 2)]})
+SMALL = pack({"step": 3, 0: (torch.arange(5), None), "weights": [torch.ones(2, 2)]})
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -127,7 +127,7 @@ def test_a_changed_bit_anywhere_in_a_checkpoint_is_noticed(bit: int) -> None:
         changed = bytearray(SMALL)
         changed[place] ^= 1 << bit
         with pytest.raises(ValueError, match=r"\S"):
-            unpacked(bytes(changed))
+            unpack(bytes(changed))
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_is_taken(

@@ -127,10 +127,10 @@ def test_their_method_learns_their_stream_with_their_network() -> None:
         def load(self) -> None:
             return None
 
-        def evaluated(self, evaluation: Any, summary: Any) -> None:
+        def record(self, evaluation: Any, summary: Any) -> None:
             rows.append(evaluation)
 
-        def reached(self, step: int) -> bool:
+        def advance(self, step: int) -> bool:
             return False
 
         def save(self, state: dict[str, Any]) -> None:

@@ -276,7 +276,7 @@ def test_lines_after_the_last_checkpoint_are_there_once(tmp_path: Path) -> None:
     with opened() as journal:
         assert journal.load() is None
         for step in (0, 1, 2):
-            journal.evaluated(evaluation(step), {})
+            journal.record(evaluation(step), {})
             if step == 1:
                 journal.save({"step": 1, "seconds": 1.0})
     assert steps() == [0, 1, 2]
@@ -286,7 +286,7 @@ def test_lines_after_the_last_checkpoint_are_there_once(tmp_path: Path) -> None:
         assert state["step"] == 1
         assert steps() == [0, 1]
         journal.save({"step": 2, "seconds": 2.0})
-        journal.evaluated(evaluation(3), {})
+        journal.record(evaluation(3), {})
     with opened() as journal:
         state = journal.load()
         assert state is not None

@@ -351,4 +351,4 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_no_state(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(tmp_path / "file")
     for name in ("pipe", "link"):
         with pytest.raises(ValueError, match="not a plain file"):
-            checkpoint.read_packed(tmp_path / name)
+            checkpoint.read_state(tmp_path / name)

@@ -1,6 +1,6 @@
 """What strangers may send: each is refused or made harmless, and says so in one line.
 
-Pickles are in test_unpickled.py, archives of data sets in test_download.py, damaged checkpoints in
+Pickles are in test_pickles.py, archives of data sets in test_download.py, damaged checkpoints in
 test_checkpoint.py, what a browser makes of hostile names in test_page_in_browser.py, and all the
 rest in the corpus of test_fuzz.py.
 """
@@ -140,7 +140,7 @@ def test_arrays_that_are_packed_too_well_are_not_unpacked(
     x, y = np.zeros((400, 999), np.float32), np.arange(400) % 2
     np.savez_compressed(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     assert npz(0, tmp_path, path="data.npz", tasks=2).classes == 2
-    monkeypatch.setattr(sys.modules[npz.__module__], "UNSUSPECTED", 0)
+    monkeypatch.setattr(sys.modules[npz.__module__], "TRUSTED_BYTES", 0)
     with refused("data.npz", "would become 3203200"):
         npz(0, tmp_path, path="data.npz", tasks=2)
 

@@ -181,10 +181,10 @@ def test_a_newer_checkpoint_is_refused_and_left_where_it_is(
 ) -> None:
     """As a run leaves it that was resumed by a newer version; it would pass for a damaged one."""
     (path,) = (earlier / "er-0/checkpoint").iterdir()
-    saved = checkpoint.unpacked(path.read_bytes())
+    saved = checkpoint.unpack(path.read_bytes())
     with monkeypatch.context() as later:
         later.setattr(checkpoint, "_KNOWN", checkpoint._KNOWN + 1)
-        path.write_bytes(checkpoint.packed(saved))
+        path.write_bytes(checkpoint.pack(saved))
     content = path.read_bytes()
     command = ["run", earlier / "experiment.yaml", "--out", earlier, "--resume"]
     code, _, said = called(capsys, *command)

@@ -10,7 +10,7 @@ from PIL import Image
 from realdata import unpacked
 from refused import refused
 
-from syngap.bench.streams.core50 import core50, described, steps
+from syngap.bench.streams.core50 import core50, parse_frames, steps
 from syngap.bench.streams.files import ImageFiles
 from syngap.bench.streams.tasks import Tasks
 
@@ -68,15 +68,15 @@ def test_the_official_lists_give_the_official_counts(
     train, test = (
         (root / f"{name}_filelist.txt").read_text().splitlines() for name in ("train", "test")
     )
-    frames = described([*train, *test], seed)
-    tested = frames.tested("sessions")
+    frames = parse_frames([*train, *test], seed)
+    tested = frames.test_mask("sessions")
     assert torch.equal(tested.nonzero().flatten(), torch.arange(len(train), len(train) + len(test)))
     labels = [int(line.split()[1]) for line in [*train, *test]]
     assert frames.label.tolist() == labels
     counts = torch.bincount(frames.task[~tested]).tolist()
     expected = dict(zip(FIRST_OBJECTS, COUNTS, strict=True))
     assert counts == [expected[objects[0]] for objects in steps(seed)]
-    assert frames.tested("frames").float().mean().item() == pytest.approx(0.25, abs=0.001)
+    assert frames.test_mask("frames").float().mean().item() == pytest.approx(0.25, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_official_lists_give_the_official_counts(
 )
 def test_names_of_other_things_are_refused(path: str) -> None:
     with refused(f'"{path}"'):
-        described([path], 0)
+        parse_frames([path], 0)
 
 
 # What the files hold -----------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_images_are_read_once_where_all_of_them_fit(
     paths = [tmp_path / f"{name}.png" for name in ("white", "black")]
     for path in paths:
         Image.new("RGB", (4, 4), path.stem).save(path)
-    monkeypatch.setattr("syngap.bench.streams.files.KEPT", 2 * 3 * 4 * 4 - (not keep))
+    monkeypatch.setattr("syngap.bench.streams.files.CACHE_BYTES", 2 * 3 * 4 * 4 - (not keep))
     files = ImageFiles(paths, (3, 4, 4))
     taken = files.take(torch.tensor([1, 0]))
     assert taken.flatten(1).float().mean(1).tolist() == [0, 255]

@@ -98,7 +98,7 @@ def test_the_data_set_is_there_and_nothing_else(server: Server, tmp_path: Path) 
     folder = fetch(
         "cifar100",
         tmp_path / "new",
-        known=published(server, SMALL),
+        sources=published(server, SMALL),
         progress=lambda here, total: seen.append((here, total)),
     )
     assert folder == tmp_path / "new" / "cifar-100-binary"
@@ -110,7 +110,7 @@ def test_the_data_set_is_there_and_nothing_else(server: Server, tmp_path: Path) 
 
 def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     known = published(server, SMALL)
-    assert fetch("cifar100", tmp_path, known=known) == fetch("cifar100", tmp_path, known=known)
+    assert fetch("cifar100", tmp_path, sources=known) == fetch("cifar100", tmp_path, sources=known)
     assert len(server.asked) == 1
 
 
@@ -120,7 +120,7 @@ def test_a_length_that_is_no_number_is_said_to_be_that(
 ) -> None:
     server.length = length
     with refused("Content-Length", length[:3], "expected a number of bytes"):
-        fetch("cifar100", tmp_path, known=published(server, SMALL))
+        fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert names(tmp_path) == set()
 
 
@@ -130,7 +130,7 @@ def test_a_folder_that_is_not_complete_is_said_and_left_alone(
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(b"mine")
     with refused("cifar-100-binary", "1 of 2 files"):
-        fetch("cifar100", tmp_path, known=published(server, SMALL))
+        fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert names(tmp_path) == {"cifar-100-binary/test.bin"}
     assert server.asked == []
 
@@ -139,7 +139,7 @@ def test_the_default_is_the_variables_folder(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SYNGAP_DATA", str(tmp_path / "mine"))
-    folder = fetch("cifar100", known=published(server, SMALL))
+    folder = fetch("cifar100", sources=published(server, SMALL))
     assert folder.parent == tmp_path / "mine"
 
 
@@ -150,12 +150,12 @@ def test_a_download_that_stopped_goes_on(server: Server, tmp_path: Path) -> None
     known = published(server, SMALL)
     server.closes_after = 100_000
     with refused("stopped at ", "again"):
-        fetch("cifar100", tmp_path, known=known)
+        fetch("cifar100", tmp_path, sources=known)
     assert names(tmp_path) == {"cifar-100-binary.tar.gz.part"}
     here = (tmp_path / "cifar-100-binary.tar.gz.part").stat().st_size
     assert 0 < here <= 100_000
     server.closes_after = None
-    folder = fetch("cifar100", tmp_path, known=known)
+    folder = fetch("cifar100", tmp_path, sources=known)
     assert server.asked == [None, f"bytes={here}-"]
     assert (folder / "train.bin").read_bytes() == NOISE
     assert names(tmp_path) == {"cifar-100-binary/train.bin", "cifar-100-binary/test.bin"}
@@ -164,20 +164,20 @@ def test_a_download_that_stopped_goes_on(server: Server, tmp_path: Path) -> None
 def test_a_server_without_ranges_sends_all_of_it(server: Server, tmp_path: Path) -> None:
     server.ranges = False
     (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(SMALL[:5000])
-    folder = fetch("cifar100", tmp_path, known=published(server, SMALL))
+    folder = fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert server.asked == ["bytes=5000-"]
     assert (folder / "train.bin").read_bytes() == NOISE
 
 
 def test_a_part_that_is_all_of_it_is_used(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(SMALL)
-    folder = fetch("cifar100", tmp_path, known=published(server, SMALL))
+    folder = fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert (folder / "train.bin").read_bytes() == NOISE
 
 
 def test_a_part_that_is_more_than_all_is_dropped(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(SMALL + b"more")
-    folder = fetch("cifar100", tmp_path, known=published(server, SMALL))
+    folder = fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert (folder / "train.bin").read_bytes() == NOISE
 
 
@@ -187,7 +187,7 @@ def test_other_contents_are_refused_before_they_are_unpacked(
     known = published(server, SMALL)
     server.files["/cifar-100-binary.tar.gz"] = tar({"cifar-100-binary/train.bin": b"other"})
     with refused(server.url, "MD5", known["cifar100"].md5):
-        fetch("cifar100", tmp_path, known=known)
+        fetch("cifar100", tmp_path, sources=known)
     assert names(tmp_path) == set()
 
 
@@ -197,31 +197,31 @@ def test_a_part_of_other_contents_does_not_spoil_the_next_try(
     known = published(server, SMALL)
     (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(b"other" * 1000)
     with refused("MD5", "try again"):
-        fetch("cifar100", tmp_path, known=known)
-    assert (fetch("cifar100", tmp_path, known=known) / "train.bin").read_bytes() == NOISE
+        fetch("cifar100", tmp_path, sources=known)
+    assert (fetch("cifar100", tmp_path, sources=known) / "train.bin").read_bytes() == NOISE
 
 
 def test_a_server_that_says_no_is_quoted(server: Server, tmp_path: Path) -> None:
     known = published(server, SMALL)
     server.status = 503
     with refused(server.url, "503"):
-        fetch("cifar100", tmp_path, known=known)
+        fetch("cifar100", tmp_path, sources=known)
     gone = {"cifar100": replace(known["cifar100"], url="http://127.0.0.1:9/x.tar.gz")}
     with refused("127.0.0.1", "stopped at 0 bytes"):
-        fetch("cifar100", tmp_path, known=gone)
+        fetch("cifar100", tmp_path, sources=gone)
 
 
 def test_more_than_expected_is_not_taken(server: Server, tmp_path: Path) -> None:
     known = published(server, SMALL)
     small = {"cifar100": replace(known["cifar100"], limit=200_000)}
     with refused("more than the 200000 bytes"):
-        fetch("cifar100", tmp_path, known=small)
+        fetch("cifar100", tmp_path, sources=small)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) <= 200_000
 
 
 def test_an_archive_that_was_brought_is_used_and_kept(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cifar-100-binary.tar.gz").write_bytes(SMALL)
-    fetch("cifar100", tmp_path, known=published(server, SMALL))
+    fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert server.asked == []
     assert "cifar-100-binary.tar.gz" in names(tmp_path)
 
@@ -257,7 +257,7 @@ def test_archives_that_are_not_the_data_set_leave_nothing_behind(
     contents: bytes, server: Server, tmp_path: Path
 ) -> None:
     with refused("cifar-100-binary.tar.gz"):
-        fetch("cifar100", tmp_path / "to", known=published(server, contents))
+        fetch("cifar100", tmp_path / "to", sources=published(server, contents))
     assert names(tmp_path) <= {"to/cifar-100-binary.tar.gz"}
 
 
@@ -266,7 +266,7 @@ def test_contents_larger_than_expected_are_not_unpacked(server: Server, tmp_path
     known = published(server, tar(members))
     known = {name: replace(archive, limit=1_000_000) for name, archive in known.items()}
     with refused("cifar-100-binary.tar.gz", "larger than expected"):
-        fetch("cifar100", tmp_path, known=known)
+        fetch("cifar100", tmp_path, sources=known)
     assert names(tmp_path) == {"cifar-100-binary.tar.gz"}
 
 
@@ -286,10 +286,10 @@ def test_core50_is_unpacked_with_or_without_its_top_folder(
     contents = zipped({top + name: data for name, data in frames.items()} | {top + "s1/x.db": b""})
     known = published(server, contents, "core50/32")
     known = {name: replace(archive, count=2) for name, archive in known.items()}
-    folder = fetch("core50", tmp_path, size=32, known=known)
+    folder = fetch("core50", tmp_path, size=32, sources=known)
     assert folder.name == "core50_32x32"
     assert names(folder) == set(frames)
-    assert fetch("core50", tmp_path, size=32, known=known) == folder
+    assert fetch("core50", tmp_path, size=32, sources=known) == folder
     assert len(server.asked) == 1
 
 
@@ -308,7 +308,7 @@ def test_core50_is_unpacked_with_or_without_its_top_folder(
 def test_zip_archives_are_held_to_the_same(contents: bytes, server: Server, tmp_path: Path) -> None:
     known = {"core50/32": replace(published(server, contents, "core50/32")["core50/32"], count=1)}
     with refused("core50_32x32.zip"):
-        fetch("core50", tmp_path / "to", size=32, known=known)
+        fetch("core50", tmp_path / "to", size=32, sources=known)
     assert names(tmp_path) <= {"to/core50_32x32.zip"}
 
 
@@ -316,7 +316,7 @@ def test_a_killed_unpacking_does_not_stand_in_the_way(server: Server, tmp_path: 
     rest = tmp_path / ".cifar-100-binary.unpacking"
     rest.mkdir()
     (rest / "train.bin").write_bytes(b"half")
-    folder = fetch("cifar100", tmp_path, known=published(server, SMALL))
+    folder = fetch("cifar100", tmp_path, sources=published(server, SMALL))
     assert (folder / "train.bin").read_bytes() == NOISE
     assert not rest.exists()
 
@@ -333,4 +333,4 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with refused(str(tmp_path / "file")):
-        fetch("cifar100", tmp_path / "file", known=published(server, SMALL))
+        fetch("cifar100", tmp_path / "file", sources=published(server, SMALL))

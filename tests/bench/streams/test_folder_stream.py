@@ -122,7 +122,7 @@ def test_shrinking_takes_the_mean(tmp_path: Path) -> None:
 def test_what_does_not_fit_stays_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tree(tmp_path, classes=2, frames=4)
     near = folder(0, root, path=".", tasks=2)
-    monkeypatch.setattr(module, "FITS", 8 * 36 - 1)
+    monkeypatch.setattr(module, "MEMORY_BYTES", 8 * 36 - 1)
     far = folder(0, root, path=".", tasks=2)
     assert isinstance(near.train.samples, InMemory)
     assert isinstance(far.train.samples, ImageFiles)

@@ -112,7 +112,7 @@ def test_a_step_brings_the_same_whenever_it_is_asked_for(
 ) -> None:
     def stream() -> Stream:
         made = Stream(numbered(sizes), 3, epochs=epochs, batch=2, order=order, blur=blur)
-        return made.presented(how)
+        return made.present(how)
 
     in_order, asked = list(stream()), stream()
     steps = 2 * list(range(len(asked)))
@@ -230,7 +230,7 @@ def test_everything_at_once_is_one_part_of_all_samples_mixed(
     sizes: list[int], epochs: int, batch: int, blur: float
 ) -> None:
     tasks, total = numbered(sizes), sum(sizes)
-    joint = Stream(tasks, epochs=epochs, batch=batch, blur=blur).presented("everything")
+    joint = Stream(tasks, epochs=epochs, batch=batch, blur=blur).present("everything")
     each = passes(list(joint), total)
     assert len(each) == epochs
     assert all(sorted(one) == list(range(total)) for one in each)
@@ -243,7 +243,7 @@ def test_everything_so_far_begins_again_with_each_task(
     sizes: list[int], epochs: int, batch: int
 ) -> None:
     tasks = numbered(sizes, shuffled=0)
-    stream = Stream(tasks, epochs=epochs, batch=batch).presented("everything so far")
+    stream = Stream(tasks, epochs=epochs, batch=batch).present("everything so far")
     assert stream.restarts == [0, *stream.ends[:-1]]
     assert len(stream.ends) == len(sizes)
     for task, batches in enumerate(parts(stream)):
@@ -257,7 +257,7 @@ def test_everything_so_far_begins_again_with_each_task(
 @pytest.mark.parametrize("order", ["shuffled", "frames"])
 def test_references_mix_the_tasks(how: Any, order: Any) -> None:
     """Also those of a stream of frames."""
-    stream = Stream(numbered([30, 30]), order=order, batch=20).presented(how)
+    stream = Stream(numbered([30, 30]), order=order, batch=20).present(how)
     for step in range(len(stream) - 3, len(stream)):
         assert set(stream[step].y.tolist()) == {0, 1}
 
@@ -266,13 +266,13 @@ def test_a_reference_leaves_the_stream_it_was_made_of_alone() -> None:
     stream = Stream(numbered([7, 5]), batch=2, order="frames")
     before, ends = list(stream), list(stream.ends)
     for how in ("everything", "everything so far"):
-        other = stream.presented(how)
+        other = stream.present(how)
         list(other)
         assert other.test is stream.test
         assert (other.tasks, other.classes, other.shape) == (2, 2, (1,))
         assert other.class_task is stream.class_task
         assert other.transform is stream.transform
-    assert stream.presented("one task after another") is stream
+    assert stream.present("one task after another") is stream
     assert_identical(list(stream), before)
     assert stream.ends == ends
 

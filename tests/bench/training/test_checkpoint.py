@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from syngap.bench.training.checkpoint import packed, random_states, restore_random_states, unpacked
+from syngap.bench.training.checkpoint import pack, random_states, restore_random_states, unpack
 
 DTYPES = [
     torch.uint8,
@@ -104,18 +104,18 @@ states = st.recursive(
 @example(state=({}, [], (), [()], {"dict": [], "tuple": (), "tensor": "0"}))
 @example(state=[math.nan, math.inf, -math.inf, -0.0, 5e-324, 2**70, True, 1, 1.0])
 def test_what_goes_in_comes_out(state: Any) -> None:
-    assert_same(unpacked(packed(state)), state)
+    assert_same(unpack(pack(state)), state)
 
 
 @given(state=states)
 def test_equal_states_give_equal_bytes(state: Any) -> None:
-    assert packed(state) == packed(state)
+    assert pack(state) == pack(state)
 
 
 def test_tensors_that_share_memory_come_out_apart_and_whole() -> None:
     whole = torch.arange(6.0)
     state = {"whole": whole, "part": whole[2:4], "again": whole, "turned": whole.reshape(2, 3).T}
-    found = unpacked(packed(state))
+    found = unpack(pack(state))
     assert_same(found, state)
     found["whole"].zero_()
     assert_same(found["part"], whole[2:4])
@@ -123,15 +123,15 @@ def test_tensors_that_share_memory_come_out_apart_and_whole() -> None:
 
 def test_a_packed_state_keeps_nothing_of_what_happens_later() -> None:
     model = nn.Linear(2, 2)
-    content = packed(model.state_dict())
+    content = pack(model.state_dict())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         model.weight.zero_()
-    assert_same(unpacked(content), before)
+    assert_same(unpack(content), before)
 
 
 def test_parameters_come_out_as_plain_tensors() -> None:
-    found = unpacked(packed([nn.Parameter(torch.ones(2))]))[0]
+    found = unpack(pack([nn.Parameter(torch.ones(2))]))[0]
     assert type(found) is Tensor
     assert not found.requires_grad
 
@@ -152,26 +152,26 @@ def test_parameters_come_out_as_plain_tensors() -> None:
 )
 def test_what_would_not_come_out_is_not_let_in(state: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        packed(state)
+        pack(state)
 
 
 # Bytes that are no checkpoint ---------------------------------------------------------------------
 
-WHOLE = packed({"step": 3, 0: (torch.arange(5), None), "weights": [torch.ones(2, 2)]})
+WHOLE = pack({"step": 3, 0: (torch.arange(5), None), "weights": [torch.ones(2, 2)]})
 
 
 def test_a_truncated_checkpoint_is_none() -> None:
     for length in range(len(WHOLE)):
         with pytest.raises(ValueError, match=r"\S"):
-            unpacked(WHOLE[:length])
+            unpack(WHOLE[:length])
     with pytest.raises(ValueError, match="not a checkpoint"):
-        unpacked(WHOLE + b"\0")
+        unpack(WHOLE + b"\0")
 
 
 def read(content: bytes) -> None:
     """Take it or say ValueError; anything else is a failure."""
     with suppress(ValueError):
-        unpacked(content)
+        unpack(content)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x08, 0x20, 0x80, 0xFF])
@@ -208,7 +208,7 @@ def with_structure(structure: str) -> bytes:
 
 
 def test_an_honest_structure_is_read() -> None:
-    assert_same(unpacked(with_structure('{"tensor": "0"}')), torch.ones(2))
+    assert_same(unpack(with_structure('{"tensor": "0"}')), torch.ones(2))
 
 
 anything = st.recursive(
@@ -240,13 +240,13 @@ def test_any_structure_gives_a_state_or_a_value_error(structure: Any) -> None:
 @pytest.mark.parametrize("structure", ["", "{", '"', "[" * 100_000, "\\", "{}", "nul"])
 def test_a_structure_that_is_no_json_gives_a_value_error(structure: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        unpacked(with_structure(structure))
+        unpack(with_structure(structure))
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}], ids=str)
 def test_a_safetensors_file_of_someone_else_is_no_checkpoint(metadata: Any) -> None:
     with pytest.raises(ValueError, match="not a checkpoint"):
-        unpacked(safetensors.torch.save({"weight": torch.ones(2)}, metadata))
+        unpack(safetensors.torch.save({"weight": torch.ones(2)}, metadata))
 
 
 def test_a_pickle_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +259,9 @@ def test_a_pickle_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pickle, name, refuse)
     for name in ("load", "save"):
         monkeypatch.setattr(torch, name, refuse)
-    assert unpacked(packed({"step": 3, 0: torch.ones(2)}))["step"] == 3
+    assert unpack(pack({"step": 3, 0: torch.ones(2)}))["step"] == 3
     with pytest.raises(ValueError, match="not a checkpoint"):
-        unpacked(bomb)
+        unpack(bomb)
 
 
 # Random numbers -----------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def test_torchs_own_random_numbers_go_on_where_they_stopped() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         torch.rand(3)
-        kept = packed(random_states(device))
+        kept = pack(random_states(device))
         expected = torch.rand(5), torch.nn.functional.dropout(torch.ones(20))
         torch.manual_seed(2)
-        restore_random_states(unpacked(kept), device)
+        restore_random_states(unpack(kept), device)
         assert_same((torch.rand(5), torch.nn.functional.dropout(torch.ones(20))), expected)

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method, registry
 from syngap.bench.methods.er import ER
-from syngap.bench.methods.guard import Guard, _Notes
+from syngap.bench.methods.guard import Guard, _Counters
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event, attempt
 from syngap.bench.streams import Batch, Stream
 from syngap.bench.training import train, watch
-from syngap.bench.training.captured import Captured
-from syngap.bench.training.checkpoint import unpacked
+from syngap.bench.training.capture import CapturedMethod
+from syngap.bench.training.checkpoint import unpack
 from syngap.bench.training.watch import Watch
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -76,11 +76,11 @@ def faulty(case: str, plan: dict[int, tuple[str, float]], **options: Any) -> Any
         model = nn.Sequential(*network(), stream.fault)
         return made(case, Learner(model, stream.transform, **options))
 
-    return stream.presented(begin().sees), begin
+    return stream.present(begin().sees), begin
 
 
 def is_finite(method: Method) -> bool:
-    return all(bool(v.isfinite().all()) for v in method.lasting() if v.is_floating_point())
+    return all(bool(v.isfinite().all()) for v in method.finite_tensors() if v.is_floating_point())
 
 
 # Raising ------------------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ def test_a_mask_of_infinity_is_no_fault_and_any_other_buffer_is() -> None:
     train(stream, begin, journal)
     assert journal.saved
     watched = Watch(begin(), stream, 0)
-    watched.look(1)
+    watched.check(1)
     masked.mean[0] = math.inf
     with pytest.raises(FloatingPointError, match="the update of step 1"):
-        watched.look(1)
+        watched.check(1)
 
 
 # Skipping -----------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_steps_are_not_captured_where_they_are_skipped_and_it_says_so() -> None:
 
 def noting(method: Method) -> Method:
     """A method that is watched as on a GPU, which notes what it sees."""
-    method.learner.guard._notes = _Notes(torch.device("cpu"))
+    method.learner.guard._counters = _Counters(torch.device("cpu"))
     return method
 
 
@@ -327,10 +327,10 @@ def noting(method: Method) -> Method:
 @pytest.mark.parametrize("at", [1, 4, 7])
 def test_a_device_remembers_the_first_loss_that_was_not_finite(bad: float, at: int) -> None:
     guard = Guard(torch.device("cpu"), "raise")
-    guard._notes = _Notes(torch.device("cpu"))
+    guard._counters = _Counters(torch.device("cpu"))
     for step in range(1, 10):
         assert guard.finite_losses(wait=True) == (None if step <= at else at - 1)
-        guard.saw(torch.tensor(bad if step == at else 1e37 * step))
+        guard.check_loss(torch.tensor(bad if step == at else 1e37 * step))
 
 
 @pytest.mark.parametrize("case", ["sgd", "er", "ewcpp", "derpp"])
@@ -348,7 +348,7 @@ def test_captured_steps_are_noted_at_every_replay() -> None:
     batches = stream()
     method = noting(beginning("er", batches)())
     graphs = Rerun(method)
-    captured, guarded = Captured(method, graphs), Watch(method, batches, 0)
+    captured, guarded = CapturedMethod(method, graphs), Watch(method, batches, 0)
     last = len(batches) - 5
     for step in range(1, len(batches) + 1):
         if step == last:
@@ -357,7 +357,7 @@ def test_captured_steps_are_noted_at_every_replay() -> None:
         guarded.step(captured.learn, batches[step - 1], step)
     assert graphs.replayed > len(batches) / 2
     with pytest.raises(FloatingPointError, match=f"the loss of step {last} of {len(batches)}"):
-        guarded.look(len(batches))
+        guarded.check(len(batches))
 
 
 # Whole runs ---------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def sound(folder: Path) -> bool:
         if path.stem == "weights":
             tensors += safetensors.torch.load_file(path).values()
         else:
-            state = unpacked(path.read_bytes())["state"]["method"]
+            state = unpack(path.read_bytes())["state"]["method"]
             tensors += state["learner"]["model"].values()
             states = state["optimizer"]["state"].values()
             tensors += [v for one in states for v in one.values() if isinstance(v, Tensor)]

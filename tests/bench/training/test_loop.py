@@ -27,7 +27,7 @@ from syngap.bench.methods import Learner, Method
 from syngap.bench.metrics import Evaluation
 from syngap.bench.streams import Batch, InMemory, Split, Stream, Tasks
 from syngap.bench.training import train
-from syngap.bench.training.checkpoint import packed, unpacked
+from syngap.bench.training.checkpoint import pack, unpack
 
 
 def run(case: str, stream: Stream, **options: Any) -> tuple[Method, Notebook]:
@@ -93,7 +93,7 @@ def test_the_network_learns_in_training_mode_and_is_left_in_it() -> None:
     modes: list[bool] = []
 
     class Watched(Notebook):
-        def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+        def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
             modes.append(method.learner.model.training)
 
     stream = pictures()
@@ -143,8 +143,8 @@ class Judge(Notebook):
     tasks: Tasks
     task: int | None = None
 
-    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
-        super().evaluated(evaluation, summary)
+    def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+        super().record(evaluation, summary)
         task = evaluation.task if self.task is None else self.task
         accuracy, newest = by_hand(self.pupil, self.tasks, task)
         assert list(evaluation.accuracy) == pytest.approx(accuracy, abs=1e-9)
@@ -233,9 +233,9 @@ def test_a_learning_rate_that_is_far_too_large_ends_the_run() -> None:
 def test_bf16_runs(case: str) -> None:
     stream = pictures()
     begin = beginning(case, stream, precision="bf16")
-    method = train(stream.presented(begin().sees), begin, Notebook())
+    method = train(stream.present(begin().sees), begin, Notebook())
     assert {value.dtype for value in method.learner.parameters()} == {torch.float32}
-    full, _ = run(case, stream.presented(begin().sees))
+    full, _ = run(case, stream.present(begin().sees))
     low_bits, high_bits = weights(method), weights(full)
     assert any(not torch.equal(low_bits[name], high_bits[name]) for name in low_bits)
 
@@ -252,7 +252,7 @@ def test_interrupted_at_any_instant_it_ends_with_the_same_network_and_record(
 
     def stream() -> Stream:
         whole = pictures(batch=batch)
-        return whole.presented(made(case, learner(whole)).sees)
+        return whole.present(made(case, learner(whole)).sees)
 
     def attempt(journal: Notebook) -> Method:
         torch.seed()  # another process knows nothing of our random numbers
@@ -293,10 +293,10 @@ def test_time_is_counted_on_from_the_last_checkpoint() -> None:
     journal = Notebook(keep_every=1, fails_at=3)
     with pytest.raises(Interrupted):
         train(stream, beginning("sgd", stream), journal)
-    kept = unpacked(journal.checkpoint or b"")
+    kept = unpack(journal.checkpoint or b"")
     assert 0 < kept["state"]["seconds"] < 60
     kept["state"]["seconds"] = 1000.0
-    journal.checkpoint = packed(kept)
+    journal.checkpoint = pack(kept)
     train(stream, beginning("sgd", stream), journal)
     state = journal.load()
     assert state is not None
@@ -308,7 +308,7 @@ def test_time_is_counted_on_from_the_last_checkpoint() -> None:
 
 def test_joint_training_has_one_row_and_has_learned_every_task_throughout() -> None:
     tasks = picture_tasks()
-    stream = Stream(tasks, batch=3, epochs=2).presented("everything")
+    stream = Stream(tasks, batch=3, epochs=2).present("everything")
     method, judge = made("joint", learner(stream)), Judge()
     judge.pupil, judge.tasks, judge.task = method.learner, tasks, 2
     train(stream, lambda: method, judge, evaluate_every=5)
@@ -318,13 +318,13 @@ def test_joint_training_has_one_row_and_has_learned_every_task_throughout() -> N
 
 def test_joint_training_of_a_single_task_is_that_task() -> None:
     stream = Stream(picture_tasks(tasks=(0,) * CLASSES), batch=4)
-    _, journal = run("joint", stream.presented("everything"))
+    _, journal = run("joint", stream.present("everything"))
     assert [(one.task, one.end) for one in journal.evaluations] == [(0, False), (0, True)]
 
 
 def test_retrained_joint_begins_with_a_fresh_network_for_every_row() -> None:
     """Row k is that of a network which saw the samples of tasks 0..k and nothing before."""
-    stream = pictures(epochs=2).presented("everything so far")
+    stream = pictures(epochs=2).present("everything so far")
     case = "joint-retrained"
     last, journal = run(case, stream)
     assert [evaluation.task for evaluation in journal.ends] == [0, 1, 2]
@@ -341,8 +341,8 @@ def test_retrained_joint_begins_with_a_fresh_network_for_every_row() -> None:
 
 
 def test_the_first_row_of_retrained_joint_is_joint_training_of_the_first_task() -> None:
-    whole = pictures(epochs=2).presented("everything so far")
-    first = pictures(epochs=2, first=1).presented("everything")
+    whole = pictures(epochs=2).present("everything so far")
+    first = pictures(epochs=2, first=1).present("everything")
     _, retrained = run("joint-retrained", whole)
     _, alone = run("joint-retrained", first)
     assert retrained.ends[0].accuracy[0] == alone.ends[0].accuracy[0]

@@ -42,7 +42,7 @@ from syngap.bench.store.keep import keep
 from syngap.bench.store.run_folder import read_runs
 from syngap.bench.streams import load
 from syngap.bench.streams.core50 import described
-from syngap.bench.training.checkpoint import unpacked
+from syngap.bench.training.checkpoint import unpack
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _experiments() -> dict[str, Any]:
     return {
         **{name: config.read(name) for name in shipped()},
         "tiny": tiny,
-        "searched": {**TINY, "search": search},
+        "search_folder": {**TINY, "search": search},
         "arrays": {**TINY, "stream": arrays, "seeds": "0..2"},
         "images": {**TINY, "stream": images, "model": "mlp"},
     }
@@ -119,7 +119,7 @@ def _settings() -> dict[str, Tree]:
     said = {
         "digits": ["stream.epochs=2", "methods.er.lr=0.3", "seeds=[0, 1]"],
         "tiny": ["model={name: mlp, hidden: [4]}", "training.threads=2", "methods.a={method: er}"],
-        "searched": ["search.trials=3", "search.spaces.sgd.lr.log=[0.1, 1]"],
+        "search_folder": ["search.trials=3", "search.spaces.sgd.lr.log=[0.1, 1]"],
         "arrays": ["stream.path=data.npz", "stream.tasks=4", "name=x", "training=null"],
     }
     return {
@@ -205,20 +205,20 @@ class _Stop(Exception):
 
 def _stopped(job: Any, after: int = 12) -> None:
     steps = iter(range(after))
-    reached = FolderJournal.reached
+    reached = FolderJournal.advance
 
     def counted(self: FolderJournal, step: int) -> bool:
         if next(steps, None) is None:
             raise _Stop
         return reached(self, step)
 
-    FolderJournal.reached = counted  # type: ignore[method-assign]
+    FolderJournal.advance = counted  # type: ignore[method-assign]
     try:
         run_here(job)
     except _Stop:
         pass
     finally:
-        FolderJournal.reached = reached  # type: ignore[method-assign]
+        FolderJournal.advance = reached  # type: ignore[method-assign]
 
 
 def _runfolders() -> dict[str, Tree]:
@@ -235,7 +235,7 @@ def _runfolders() -> dict[str, Tree]:
 
 def _read_and_shown(place: Path) -> None:
     runs = read_runs(Path("runs"))
-    page(runs, runs[0].row, searched=Path("runs"))
+    page(runs, runs[0].row, search_folder=Path("runs"))
 
 
 def _reported(place: Path) -> None:
@@ -275,7 +275,7 @@ def _checkpoints() -> dict[str, Tree]:
 def _unpacked(place: Path) -> None:
     for path in sorted(place.glob("syngap-0/checkpoint/*")):
         if path.is_file():
-            unpacked(path.read_bytes())
+            unpack(path.read_bytes())
 
 
 def _journal(place: Path) -> None:

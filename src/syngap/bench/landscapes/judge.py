@@ -27,7 +27,7 @@ class Judge:
         self, learner: Learner, stream: Stream, epochs: int, seed: int, samples: int
     ) -> None:
         self._learner, self.device = learner, learner.device
-        self._model = learner.judged.state_dict()  # writing to these writes to the network
+        self._model = learner.evaluated_model.state_dict()  # writing to these writes to the network
         x, y = [], []
         once = stream.ends[0] // epochs
         chance = seeds.generator(seed, "landscape")

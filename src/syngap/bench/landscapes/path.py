@@ -45,14 +45,14 @@ class _Album:
     def load(self) -> None:
         return None
 
-    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+    def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
         if evaluation.step == 0:
-            self.reached(0)
+            self.advance(0)
 
-    def reached(self, step: int) -> bool:
+    def advance(self, step: int) -> bool:
         self._tell("learning", step, self._last)
         if step in self._steps:
-            state = self.method.learner.judged.state_dict()
+            state = self.method.learner.evaluated_model.state_dict()
             self.kept[step] = {name: value.clone() for name, value in state.items()}
         return False
 

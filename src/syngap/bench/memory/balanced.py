@@ -40,11 +40,11 @@ class ClassBalanced(Memory):
     ) -> None:
         super().__init__(size, generator=generator, device=device)
         self._shelves = _Shelves()
-        self._met: dict[int, int] = defaultdict(int)
+        self._class_counts: dict[int, int] = defaultdict(int)
         self._full: set[int] = set()
 
     def add(self, **fields: Tensor) -> None:
-        """Show the memory a batch; `y` holds the classes, whole numbers of one dimension."""
+        """Offer a batch to the memory; `y` holds the classes, whole numbers of one dimension."""
         y = fields.get("y")
         if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex():
             raise ValueError("a class-balanced memory needs a field y: one whole number a sample")
@@ -52,17 +52,19 @@ class ClassBalanced(Memory):
 
     def _slots(self, uniform: list[float], fields: Mapping[str, Tensor]) -> list[int]:
         pairs = zip(fields["y"].tolist(), uniform, strict=True)
-        return [self._slot(self.seen + row, label, u) for row, (label, u) in enumerate(pairs)]
+        return [
+            self._slot(self.samples_seen + row, label, u) for row, (label, u) in enumerate(pairs)
+        ]
 
     def _slot(self, number: int, label: int, uniform: float) -> int:
-        self._met[label] += 1
+        self._class_counts[label] += 1
         if number < self.size:
             self._shelves.put(label, number)
             if number == self.size - 1:
                 self._full.update(self._shelves.largest())
             return number
         if label in self._full or not self.size:
-            place = int(uniform * self._met[label])
+            place = int(uniform * self._class_counts[label])
             kept = self._shelves.slots[label]
             return kept[place] if place < len(kept) else self.size
         slot = self._shelves.take_from_largest(uniform)
@@ -72,11 +74,11 @@ class ClassBalanced(Memory):
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything: nested dictionaries of tensors and whole numbers."""
-        labels = sorted(self._met)
+        labels = sorted(self._class_counts)
         slots = [self._shelves.slots[label] for label in labels]
         classes = {
             "label": torch.tensor(labels, dtype=torch.int64),
-            "met": torch.tensor([self._met[label] for label in labels], dtype=torch.int64),
+            "met": torch.tensor([self._class_counts[label] for label in labels], dtype=torch.int64),
             "full": torch.tensor([label in self._full for label in labels], dtype=torch.bool),
             "kept": torch.tensor([len(some) for some in slots], dtype=torch.int64),
             "slots": torch.tensor([slot for some in slots for slot in some], dtype=torch.int64),
@@ -84,11 +86,11 @@ class ClassBalanced(Memory):
         return {**super().state_dict(), "classes": classes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was called, bit for bit."""
+        """Restore a `state_dict`, bit for bit."""
         super().load_state_dict(state)
         classes = {name: values.tolist() for name, values in state["classes"].items()}
         labels = classes["label"]
-        self._met = defaultdict(int, zip(labels, classes["met"], strict=True))
+        self._class_counts = defaultdict(int, zip(labels, classes["met"], strict=True))
         self._full = {one for one, full in zip(labels, classes["full"], strict=True) if full}
         self._shelves = _Shelves()
         ends = list(accumulate(classes["kept"]))

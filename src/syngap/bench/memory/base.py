@@ -1,4 +1,4 @@
-"""What every memory does; which samples it keeps is up to each."""
+"""The base class of replay memories; a subclass decides which samples are stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from syngap.bench.memory.fields import Fields, indices
-from syngap.bench.tape import decided
+from syngap.bench.tape import decision
 
 __all__ = ["Memory", "subset"]
 
@@ -18,17 +18,17 @@ __all__ = ["Memory", "subset"]
 class Memory(ABC):
     """At most `size` samples of a stream.
 
-    A step costs O(batch), however large the memory is. Every sample takes one random number, so the
-    way a stream is cut into batches makes no difference to what is kept, unless draws come between.
+    A step costs O(batch), however large the memory is. Every sample takes one random number, so
+    batch sizes make no difference to what is stored, unless draws come between.
 
     Args:
         size: how many samples it holds; 0 keeps none.
-        generator: the source of all its random numbers, on the CPU. None makes one that is seeded
-            from torch's own, so `torch.manual_seed` makes the memory repeat.
+        generator: of all its random numbers, on the CPU. None makes one seeded from torch's own, so
+            `torch.manual_seed` makes the memory repeat.
         device: where the samples lie and are drawn to; None is the CPU.
 
     Attributes:
-        seen: how many samples were ever added.
+        samples_seen: how many samples were added in all.
     """
 
     def __init__(
@@ -48,58 +48,58 @@ class Memory(ABC):
                 "torch.Generator(), or none: samples may lie on any device all the same"
             )
         self.size = size
-        self.seen = 0
+        self.samples_seen = 0
         self._generator = generator
         self._fields = Fields(size, device)
 
     def __len__(self) -> int:
-        return min(self.seen, self.size)
+        return min(self.samples_seen, self.size)
 
     def __bool__(self) -> bool:
         return len(self) > 0
 
     def add(self, **fields: Tensor) -> None:
-        """Show the memory a batch, in the order of the stream.
+        """Offer a batch to the memory, in the order of the stream.
 
         Args:
             **fields: what belongs to a sample, such as x, y and logits: tensors of the same first
                 length. The first call fixes names, shapes and dtypes.
         """
         count = self._fields.admit(fields)
-        slots = decided(lambda: self._places(count, fields), self._fields.device)
+        slots = decision(lambda: self._assign_slots(count, fields), self._fields.device)
         self._fields.write(fields, slots)
 
     def draw(self, count: int) -> dict[str, Tensor]:
-        """Return `count` different samples, or all where there are fewer; {} where there are none.
+        """Return `count` different samples, or all if there are fewer; {} if there are none.
 
         Every set of samples is as likely as any other; their order means nothing.
         """
         if not self:
             return {}
-        return self._fields.read(decided(lambda: self._some(count), self._fields.device))
+        return self._fields.read(decision(lambda: self._draw_slots(count), self._fields.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything: nested dictionaries of tensors and whole numbers."""
         return {
             "size": self.size,
-            "seen": self.seen,
+            "seen": self.samples_seen,
             "generator": self._generator.get_state(),
             "fields": self._fields.state_dict(len(self)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was called, bit for bit."""
+        """Restore a `state_dict`, bit for bit."""
         if state["size"] != self.size:
             raise ValueError(f"this memory has size {self.size}, the state {state['size']}")
-        self.seen = state["seen"]
+        self.samples_seen = state["seen"]
         self._generator.set_state(state["generator"].cpu())
         self._fields.load_state_dict(state["fields"])
 
-    def _some(self, count: int) -> Tensor:
+    def _draw_slots(self, count: int) -> Tensor:
         """Return the slots of `count` samples, or of all."""
         return indices(subset(min(count, len(self)), len(self), self._generator))
 
-    def _places(self, count: int, fields: Mapping[str, Tensor]) -> Tensor:
+    def _assign_slots(self, count: int, fields: Mapping[str, Tensor]) -> Tensor:
         """Return the slot of each of `count` new samples, and count them; `size` is nowhere."""
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
         slots = self._slots(uniform.tolist(), fields)
@@ -109,7 +109,7 @@ class Memory(ABC):
         kept = [self.size] * count
         for slot, row in latest.items():
             kept[row] = slot
-        self.seen += count
+        self.samples_seen += count
         return indices(kept)
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Memory(ABC):
 
         Args:
             uniform: a number in [0, 1) for each sample.
-            fields: the samples; `self.seen` does not count them yet.
+            fields: the samples; `self.samples_seen` does not count them yet.
         """
 
 

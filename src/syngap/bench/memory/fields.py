@@ -1,4 +1,4 @@
-"""Where the samples of a memory lie: one preallocated tensor a field."""
+"""Storage of a memory's samples: one preallocated tensor a field."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Fields:
         self._kinds: dict[str, _Kind] = {}
 
     def admit(self, samples: Mapping[str, Tensor]) -> int:
-        """Return how many samples these are; ValueError where they do not fit together or here."""
+        """Return the number of samples; ValueError if fields do not match."""
         lengths = {values.shape[0] if values.dim() else None for values in samples.values()}
         if None in lengths or len(lengths) != 1:
-            said = {name: list(values.shape[:1]) for name, values in samples.items()}
-            raise ValueError(f"fields need one first length in common, got {said}")
+            shapes = {name: list(values.shape[:1]) for name, values in samples.items()}
+            raise ValueError(f"fields need one first length in common, got {shapes}")
         if not self.tensors:
             self._allocate(samples)
         given = _kinds(samples)
@@ -69,7 +69,7 @@ class Fields:
         return {name: tensor[:length].clone() for name, tensor in self.tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore a `state_dict`."""
         self.tensors = {}
         self._allocate(state)
         for name, values in state.items():

@@ -20,10 +20,12 @@ class Reservoir(Memory):
         >>> import torch
         >>> memory = Reservoir(2)
         >>> memory.add(x=torch.rand(3, 4), y=torch.tensor([0, 1, 0]))
-        >>> memory.seen, len(memory), {name: len(v) for name, v in memory.draw(5).items()}
+        >>> memory.samples_seen, len(memory), {name: len(v) for name, v in memory.draw(5).items()}
         (3, 2, {'x': 2, 'y': 2})
     """
 
     def _slots(self, uniform: list[float], fields: Mapping[str, Tensor]) -> list[int]:
-        numbered = enumerate(uniform, self.seen)  # for a batch, quicker than tensors of its size
+        numbered = enumerate(
+            uniform, self.samples_seen
+        )  # for a batch, quicker than tensors of its size
         return [n if n < self.size else int(u * (n + 1)) for n, u in numbered]

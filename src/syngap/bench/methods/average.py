@@ -1,4 +1,4 @@
-"""Averaged weights: training goes on with the newest, the network is judged by their average."""
+"""Averaged weights: training uses the newest, evaluation uses their average."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OLD_SHARE = 0.2  # how much of an average may be from before the task that just
 
 
 class Average:
-    """A second network whose weights are a fading average of the first's.
+    """A second network whose weights are an exponential moving average of the first's.
 
     After n steps it is Σ α^(n-i) θᵢ / Σ α^(n-i): from the first step on, the initial weights have
     no part in it. Running statistics of norms are averaged alike. Whole numbers, and masks of -inf,
@@ -54,7 +54,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take in what the network is now."""
+        """Update the average with the network's weights."""
         self._weight.mul_(self._retention).add_(1 - self._retention)
         share = ((1 - self._retention) / self._weight).float()
         fast, slow = [], []
@@ -86,7 +86,7 @@ class Average:
 
 
 def lag_note(retention: float, ends: Sequence[int], option: str = "average") -> str:
-    """Return what to say of an average that lags behind a whole task; "" where it does not.
+    """Return a note about an average that lags behind a whole task, "" if it does not.
 
     After a task of n steps, α^n of the average is still of weights from before it. A method does
     not know n; who knows both the stream and the configuration calls this.
@@ -109,7 +109,7 @@ def lag_note(retention: float, ends: Sequence[int], option: str = "average") -> 
     shorter = math.floor(1000 * _OLD_SHARE ** (1 / steps)) / 1000
     return (
         f"{option}: {retention} is long for tasks of {steps} steps: {100 * old:.0f} % of the "
-        "average is from before the newest task, which may be judged too early; "
+        "average is from before the newest task, which may score too low; "
         f"compare with {shorter} or less"
     )
 

@@ -28,7 +28,7 @@ class Descent(Method):
         momentum: of SGD alone.
         weight_decay: added to the gradient; with Ballistic, apart from it.
         optimizer: "sgd", "adam" or "ballistic".
-        average: retention of averaged weights, by which the network is judged and kept; 0 is none.
+        average: retention of averaged weights, which are evaluated and saved; 0 is none.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class ER(Descent):
     def predict(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits for learning, of arriving samples first and then of replayed ones.
 
-        Whoever looks at logits and labels looks here.
+        Every use of the logits of a step goes through here.
         """
         return self.learner.predict(x) if self.teacher is None else self.teacher.predict(x)
 

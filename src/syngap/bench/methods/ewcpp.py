@@ -59,15 +59,15 @@ class EWCpp(ER):
             self.recent[index].addcmul_(parameter.grad, parameter.grad, value=1 / self.interval)
             parameter.grad.addcmul_(self.pull[index], parameter - self.anchor[index])
 
-    def between(self) -> None:
+    def after_step(self) -> None:
         """Consolidate at each `interval`."""
         self.steps += 1
         if self.steps % self.interval == 0:
             self._consolidate()
 
-    def lasting(self) -> Iterable[Tensor]:
+    def finite_tensors(self) -> Iterable[Tensor]:
         """Add F, its recent part, the anchor and what pulls towards it."""
-        yield from super().lasting()
+        yield from super().finite_tensors()
         yield from (*self.fisher, *self.recent, *self.anchor, *self.pull)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Looks at what a step computes, before that can spoil anything which lasts."""
+"""Checks for non-finite losses and gradients, before they reach weights or state."""
 
 from __future__ import annotations
 
@@ -14,65 +14,64 @@ __all__ = ["Guard"]
 
 
 class Guard:
-    """Looks at the loss of every step and, to "skip" steps, at their gradients.
+    """Checks the loss of every step and, to "skip" steps, their gradients.
 
-    A CPU has the loss at hand. A GPU is not waited for: it notes itself how many losses were finite
-    before the first that was not, in three small kernels that a CUDA graph replays with the others,
-    and who has a reason to wait reads that. What comes of such a loss is for "raise" to throw away.
+    On a CPU the loss is read at once. A GPU is not waited for: it counts the finite losses before
+    the first that is not, in three small kernels that a CUDA graph replays with the others. The
+    count is read where a wait costs nothing. With "raise", the steps after such a loss are lost.
 
     Args:
-        device: where losses are.
+        device: the device of the losses.
         policy: "raise" or "skip".
 
     Attributes:
-        asked: whether it was shown a loss; a method may have a `learn` that shows none.
+        has_loss: whether a loss was checked; a method's own `learn` may check none.
 
     Examples:
         >>> guard = Guard(torch.device("cpu"), "raise")
-        >>> guard.saw(torch.tensor(0.7))
-        >>> guard.saw(torch.tensor(torch.nan))
+        >>> guard.check_loss(torch.tensor(0.7))
+        >>> guard.check_loss(torch.tensor(torch.nan))
         Traceback (most recent call last):
         syngap.optim.errors.NotFiniteError: the loss
     """
 
     def __init__(self, device: torch.device, policy: NonFinite) -> None:
         self.policy = policy
-        self.asked = False
-        self._notes: _Notes | None = None
+        self.has_loss = False
+        self._counters: _Counters | None = None
         if device.type == "cuda" and policy == "raise":
-            self._notes = _Notes(device)
+            self._counters = _Counters(device)
 
-    def saw(self, loss: Tensor) -> None:
-        """Raise where a loss is not finite, or note it on a GPU."""
-        self.asked = True
-        if self._notes is not None:
-            self._notes.add(loss.detach())
+    def check_loss(self, loss: Tensor) -> None:
+        """Raise NotFiniteError if a loss is not finite; on a GPU, count it."""
+        self.has_loss = True
+        if self._counters is not None:
+            self._counters.add(loss.detach())
         elif not math.isfinite(loss.item()):
             raise NotFiniteError("the loss")
 
-    def saw_gradients(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
-        """Raise where a gradient is not finite, if steps are skipped for that."""
+    def check_gradients(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
+        """Raise NotFiniteError if a gradient is not finite and the policy is "skip"."""
         if self.policy == "skip" and nonfinite_gradients(parameters()):
             raise NotFiniteError("the gradients")
 
     def finite_losses(self, wait: bool) -> int | None:
-        """Return how many losses came before the first that was not finite, None if there is none.
+        """Return how many losses came before the first non-finite one, None if there is none.
 
         Args:
-            wait: until the GPU has done all that was asked of it; else what is said is of the call
-                before this one.
+            wait: until the GPU has finished its work; else the answer is that of the call before.
         """
-        return None if self._notes is None else self._notes.read(wait)
+        return None if self._counters is None else self._counters.read(wait)
 
 
-class _Notes:
-    """What a GPU notes: a clock that stops being a number, and the last time that it was one."""
+class _Counters:
+    """Counters on a GPU: one becomes NaN with the first bad loss, one keeps its finite value."""
 
     def __init__(self, device: torch.device) -> None:
         self._both = torch.zeros(2, dtype=torch.float64, device=device)
         self._clock, self._good = self._both.unbind()
         self._copy = torch.zeros(2, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._arrived: torch.cuda.Event | None = None
+        self._copy_event: torch.cuda.Event | None = None
 
     def add(self, loss: Tensor) -> None:
         self._clock.add_(1.0)
@@ -82,13 +81,13 @@ class _Notes:
     def read(self, wait: bool) -> int | None:
         if wait:
             return _first(self._both.cpu())
-        if self._arrived is None:
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        elif not self._arrived.query():  # type: ignore[no-untyped-call]
+        if self._copy_event is None:
+            self._copy_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        elif not self._copy_event.query():  # type: ignore[no-untyped-call]
             return None
         first = _first(self._copy)
         self._copy.copy_(self._both, non_blocking=True)
-        self._arrived.record()
+        self._copy_event.record()
         return first
 
 

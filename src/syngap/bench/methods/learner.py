@@ -1,4 +1,4 @@
-"""The network, how it sees samples, and where its random numbers come from."""
+"""The learner: the network, its input pipeline and its random generators."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ Prepare: TypeAlias = Callable[[Tensor, torch.Generator | None], Tensor]
 
 
 class Learner:
-    """What every method is given: a network that takes stored samples and returns logits.
+    """A network with its input pipeline: takes stored samples, returns logits.
 
     Args:
         model: the network.
-        prepare: stored samples → what the network sees; with a generator, augmented.
+        prepare: stored samples → network inputs; with a generator, augmented.
         seed: of every random number drawn while training.
         device: where to work.
         precision: "bf16" runs the network under autocast; parameters and loss stay float32.
-        captured: whether steps are to be captured in CUDA graphs, in which no one can look at
-            values.
-        non_finite: what is done with a loss that is NaN or infinite: "raise", or "skip" the step,
-            which needs a look at every gradient, and so steps that are not captured.
+        captured: whether steps are captured in CUDA graphs, in which values cannot be read.
+        non_finite: "raise" an error when the loss is NaN or infinite, or "skip" the step. Skipping
+            checks every gradient, so steps are not captured.
 
     Attributes:
-        guard: looks.
+        guard: checks losses and gradients.
         average: the network's averaged weights, where a method keeps them.
 
     Examples:
@@ -66,12 +65,12 @@ class Learner:
             )
         self.model = model.to(self.device).train()
         # Tensor cores read channels last: in the usual order two fifths of a ResNet's time on a GPU
-        # goes into turning tensors around.
+        # goes into transposing tensors.
         self._last = self.device.type == "cuda" and all(p.dim() < 5 for p in model.parameters())
         if self._last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average: Average | None = None
-        self._never_finite = _not_finite(self.model)
+        self._never_finite = _nonfinite_buffers(self.model)
         self._prepare, self._seed = prepare, seed
         self._sources: list[torch.Generator] = []
         self._augmentation = self.generator("augmentation", self.device)
@@ -84,75 +83,75 @@ class Learner:
         """Return stored samples as the network sees them for learning; every call draws anew."""
         return self._prepare(x.to(self.device), self._augmentation)
 
-    def forward(self, seen: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Return float32 logits of samples that `augment` returned, in training mode."""
-        return self._forward(seen, self.model)
+        return self._forward(inputs, self.model)
 
     @torch.no_grad()
-    def forward_average(self, seen: Tensor) -> Tensor:
+    def forward_average(self, inputs: Tensor) -> Tensor:
         """Return the averaged network's logits of such samples: evaluation mode, no gradient."""
         assert self.average is not None
-        return self._forward(seen, self.average.model)
+        return self._forward(inputs, self.average.model)
 
     @property
-    def judged(self) -> nn.Module:
-        """The network as it is judged and kept: the averaged one where there is one."""
+    def evaluated_model(self) -> nn.Module:
+        """The network that is evaluated and saved: the averaged one if there is one."""
         return self.model if self.average is None else self.average.model
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, *, newest: bool = False) -> Tensor:
-        """Return float32 logits for judging: as stored, in evaluation mode.
+        """Return float32 logits for evaluation: no augmentation, evaluation mode.
 
         Args:
             x: stored samples.
-            newest: of the network that learns, whatever is judged.
+            newest: use the newest weights even if there is an average.
         """
-        judged = self.model if newest else self.judged
-        training = judged.training
-        judged.eval()
+        model = self.model if newest else self.evaluated_model
+        training = model.training
+        model.eval()
         try:
-            return self._forward(self._prepare(x.to(self.device), None), judged)
+            return self._forward(self._prepare(x.to(self.device), None), model)
         finally:
-            judged.train(training)
+            model.train(training)
 
     def follow(self) -> None:
-        """Let averaged weights, if there are any, take in the newest."""
+        """Update the average of the weights, if there is one."""
         if self.average is not None:
             self.average.follow()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what can be learned."""
+        """Return the trainable parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return a new source of random numbers, its seed drawn from the run's."""
+        """Return a new random generator, seeded from the run's seed and `purpose`."""
         source = seeds.generator(self._seed, purpose, device)
         self._sources.append(source)
         return source
 
-    def lasting(self) -> Iterator[Tensor]:
-        """Return what of the network must stay finite: not a mask of -inf, which never was."""
-        for model in dict.fromkeys((self.model, self.judged)):
+    def finite_tensors(self) -> Iterator[Tensor]:
+        """Yield the network's tensors that must stay finite; a mask of -inf is left out."""
+        for model in dict.fromkeys((self.model, self.evaluated_model)):
             for name, value in model.state_dict().items():
                 if isinstance(value, Tensor) and name not in self._never_finite:
                     yield value
 
-    def held(self) -> Callable[[], None]:
-        """Return what brings buffers and random numbers back to where they are now."""
+    def snapshot(self) -> Callable[[], None]:
+        """Take a snapshot of buffers and random generators; return a function that restores it."""
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        drawn = [(source, source.get_state()) for source in self._sources]
+        states = [(source, source.get_state()) for source in self._sources]
 
         @torch.no_grad()
-        def bring_back() -> None:
+        def restore() -> None:
             for buffer, value in buffers:
                 buffer.copy_(value)
-            for source, state in drawn:
+            for source, state in states:
                 source.set_state(state)
 
-        return bring_back
+        return restore
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that training changes here."""
+        """Return the state that training changes."""
         state = {
             "model": self.model.state_dict(),
             "augmentation": self._augmentation.get_state(),
@@ -177,5 +176,5 @@ class Learner:
         return logits.float()
 
 
-def _not_finite(model: nn.Module) -> set[str]:
+def _nonfinite_buffers(model: nn.Module) -> set[str]:
     return {name for name, buffer in model.named_buffers() if not buffer.isfinite().all()}

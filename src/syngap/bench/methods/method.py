@@ -1,4 +1,4 @@
-"""What a method is: a constructor, a loss, and where it must its own step."""
+"""The base class of methods: a constructor, a loss, and hooks around the step."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from syngap.bench.methods.learner import Learner
-from syngap.bench.methods.states import restored, snapshot
+from syngap.bench.methods.states import restore, snapshot
 from syngap.bench.streams.stream import Batch, Presentation
 
 __all__ = ["Method"]
 
 
 class Method:
-    """Learns from batches as they come; of tasks it is never told.
+    """A learning method: it sees batches in their order and never a task boundary.
 
     A subclass sets `optimizer` in its constructor, whose keyword-only arguments are its options,
-    and says in `loss` what is to become small. Whatever it keeps as an attribute (tensors, numbers,
+    and returns in `loss` what the optimizer minimizes. Every attribute (tensors, numbers,
     generators, lists and dictionaries of them, anything with a `state_dict`) is part of a
     checkpoint without further work.
 
@@ -44,17 +44,17 @@ class Method:
         self.learner = learner
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return what is to become small; gradients are zero when it is called."""
+        """Return the loss of a batch; gradients are zero when it is called."""
         return cross_entropy(self.learner.predict(batch.x), batch.y)
 
     def objective(self, batch: Batch) -> Tensor:
-        """Return the loss, and what options that methods share add to it."""
+        """Return the loss plus the terms that shared options add."""
         return self.loss(batch)
 
     def step(self, batch: Batch) -> None:
-        """Learn from one batch, then do what comes between two."""
+        """Learn from one batch, then call `after_step`."""
         self.learn(batch)
-        self.between()
+        self.after_step()
 
     def learn(self, batch: Batch) -> None:
         """Learn from one batch. On a GPU this may be captured once and replayed from then on."""
@@ -66,37 +66,37 @@ class Method:
         self.remember(batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Leave the gradients of a loss, and stop where they or it are not finite.
+        """Compute the gradients of a loss; raise if it or they are not finite.
 
         A method with a `learn` of its own calls this before it changes anything.
         """
-        self.learner.guard.saw(loss)
+        self.learner.guard.check_loss(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.learner.guard.saw_gradients(self.learner.parameters)
+        self.learner.guard.check_gradients(self.learner.parameters)
 
     def adjust(self) -> None:
-        """Change the gradients, where a method does, before the optimizer's step."""
+        """Change the gradients before the optimizer's step."""
 
     def undo(self) -> None:
-        """Forget what a `learn` began that did not come to its step."""
+        """Discard what an unfinished `learn` left behind."""
         self.optimizer.zero_grad()
 
-    def between(self) -> None:
-        """Do what is done now and then, and count; always run as it stands."""
+    def after_step(self) -> None:
+        """Count steps and do periodic work; never captured in a CUDA graph."""
 
     def remember(self, batch: Batch) -> None:
-        """Keep what is worth keeping of a batch that was just learned."""
+        """Store what the method needs of the batch that it just learned."""
 
     def phase(self) -> Hashable:
-        """Return what the next `learn` does, where that is not the same at every step."""
+        """Return a key of what the next `learn` does, if steps differ."""
         return None
 
-    def replayed(self) -> None:
-        """Count, as `learn` would have counted: it was replayed."""
+    def count_replay(self) -> None:
+        """Count a `learn` that a CUDA graph replayed, as `learn` itself would."""
 
-    def lasting(self) -> Iterable[Tensor]:
-        """Return what must stay finite: the network, and what the optimizer keeps of it."""
-        yield from self.learner.lasting()
+    def finite_tensors(self) -> Iterable[Tensor]:
+        """Yield the tensors that must stay finite: network and optimizer state."""
+        yield from self.learner.finite_tensors()
         for state in self.optimizer.state_dict()["state"].values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
@@ -105,13 +105,13 @@ class Method:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that learning changes: every attribute, by its name."""
+        """Return the state: every attribute, by its name."""
         return {name: snapshot(value, name) for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave, in a method made with the same options."""
+        """Restore a `state_dict` of a method made with the same options."""
         if set(state) != set(vars(self)):
             odd = sorted(set(state) ^ set(vars(self)))
             raise ValueError(f"a state of another method: {', '.join(odd)} on one side only")
         for name, value in vars(self).items():
-            setattr(self, name, restored(value, state[name], self.learner.device))
+            setattr(self, name, restore(value, state[name], self.learner.device))

@@ -1,4 +1,4 @@
-"""What a method keeps, as plain values for a checkpoint, and back."""
+"""Attributes of a method as plain values for a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["restored", "snapshot"]
+__all__ = ["restore", "snapshot"]
 
 
 def snapshot(value: Any, name: str) -> Any:
@@ -37,8 +37,8 @@ def snapshot(value: Any, name: str) -> Any:
     )
 
 
-def restored(value: Any, state: Any, device: torch.device) -> Any:
-    """Return `value` as it was when `state` was taken from it; tensors come to `device`."""
+def restore(value: Any, state: Any, device: torch.device) -> Any:
+    """Return `value` restored from `state`; new tensors go to `device`."""
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         value.load_state_dict(state)
         return value
@@ -48,14 +48,14 @@ def restored(value: Any, state: Any, device: torch.device) -> Any:
     if isinstance(state, Tensor):
         if isinstance(value, Tensor) and (value.shape, value.dtype) == (state.shape, state.dtype):
             with torch.no_grad():
-                return value.copy_(state)  # whoever else holds it goes on holding it
+                return value.copy_(state)  # in place: other references to it stay valid
         return state.to(value.device if isinstance(value, Tensor) else device)
     if isinstance(state, dict):
         old = value if isinstance(value, dict) else {}
-        return {key: restored(old.get(key), part, device) for key, part in state.items()}
+        return {key: restore(old.get(key), part, device) for key, part in state.items()}
     if isinstance(state, (list, tuple)):
         same = isinstance(value, (list, tuple)) and len(value) == len(state)
         were = value if same else [None] * len(state)
-        parts = [restored(was, part, device) for was, part in zip(were, state, strict=True)]
+        parts = [restore(was, part, device) for was, part in zip(were, state, strict=True)]
         return tuple(parts) if isinstance(state, tuple) else parts
     return state

@@ -30,7 +30,7 @@ class SynGAP(ER):
         weight_decay: added to the gradient, before the gate.
         optimizer: "sgd", or "adam" or "ballistic" with the gate on their update.
         retention: α, how slowly importance fades.
-        consolidation: τ, how closed the gate is at mean importance.
+        consolidation: τ, how much steps shrink at mean importance.
         damping: λ, keeps F/μ defined.
         ambient: ε, plasticity that always remains.
         scope: the mean importance is that of the "network" or of each "tensor".
@@ -104,7 +104,7 @@ class SynGAP(ER):
         """Return whether importance is observed in the next step, and how far it moves on."""
         return self.optimizer.is_due() and self.optimizer.elapsed()
 
-    def replayed(self) -> None:
+    def count_replay(self) -> None:
         """Count the step, which decides when importance is next observed."""
         self.optimizer.count()
 

@@ -72,9 +72,9 @@ class Teacher:
 
     def predict(self, x: Tensor) -> Tensor:
         """Return logits for learning, and keep them for `pull`, with what the network saw."""
-        seen = self._learner.augment(x)
-        logits = self._learner.forward(seen)
-        self._last = seen, logits
+        inputs = self._learner.augment(x)
+        logits = self._learner.forward(inputs)
+        self._last = inputs, logits
         return logits
 
     def pull(self, arriving: int) -> Tensor:
@@ -86,13 +86,13 @@ class Teacher:
         if self._last is None:
             raise RuntimeError("teacher: the loss of a method with one calls self.predict(x, y)")
         first = arriving if self._on == "replay" else 0
-        seen, logits = (part[first:] for part in self._last)
+        inputs, logits = (part[first:] for part in self._last)
         self.discard()
-        if not len(seen):  # nothing to replay yet
+        if not len(inputs):  # nothing to replay yet
             return logits.new_zeros(())
         # Before it teaches, the average's logits may overflow: times zero they would be NaN.
         teaches = self._average.weight >= _TEACHES_FROM
-        targets = torch.where(teaches, self._learner.forward_average(seen), logits.detach())
+        targets = torch.where(teaches, self._learner.forward_average(inputs), logits.detach())
         if self._loss == "mse":
             apart = mse_loss(logits, targets)
         else:

@@ -96,14 +96,14 @@ class Line:
         method: the method's own name.
         rows: a row for each value, in order.
         values: the option's, rising.
-        unfinished: values at which no seed has finished, and the row.
+        unfinished_rows: values at which no seed has finished, and the row.
     """
 
     label: str
     method: str
     rows: list[Row]
     values: list[float]
-    unfinished: dict[float, Row]
+    unfinished_rows: dict[float, Row]
 
     def spreads(self, measure: str) -> list[Spread]:
         """Return a measure at each value."""
@@ -137,7 +137,7 @@ class Sweep:
     @property
     def values(self) -> list[float]:
         """Every value of every line, with those at which no seed has finished, rising."""
-        return sorted({value for line in self.lines for value in (*line.values, *line.unfinished)})
+        return sorted({v for line in self.lines for v in (*line.values, *line.unfinished_rows)})
 
     @property
     def omissions(self) -> list[str]:
@@ -145,7 +145,10 @@ class Sweep:
         found = [
             (line.label, value, row.seed_note())
             for line in self.lines
-            for value, row in [*zip(line.values, line.rows, strict=True), *line.unfinished.items()]
+            for value, row in [
+                *zip(line.values, line.rows, strict=True),
+                *line.unfinished_rows.items(),
+            ]
         ]
         return [f"{label} at {value:g} ({note})" for label, value, note in found if note]
 
@@ -182,7 +185,7 @@ def sweeps(rows: Sequence[Row]) -> list[Sweep]:
 def variants(found: Sequence[Sweep]) -> list[str]:
     """Return the names of the rows that are in a sweep and not their method's own row."""
     lines = [line for sweep in found for line in sweep.lines]
-    rows = [row for line in lines for row in (*line.rows, *line.unfinished.values())]
+    rows = [row for line in lines for row in (*line.rows, *line.unfinished_rows.values())]
     return list(dict.fromkeys(row.name for row in rows if row.name != row.method))
 
 
@@ -285,7 +288,7 @@ def _comparable_curves(
 def _by_seed(found: Mapping[Any, Row], measure: str) -> dict[int, dict[Any, float]]:
     """Return the curve of every seed that all values have."""
     ended = {
-        value: {run.seed: 0.0 for run in row.unfinished if run.diverged} | row.values[measure]
+        value: {run.seed: 0.0 for run in row.unfinished_runs if run.diverged} | row.values[measure]
         for value, row in found.items()
     }
     common = set.intersection(*map(set, ended.values()))

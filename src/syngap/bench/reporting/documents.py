@@ -276,7 +276,7 @@ def _experiments(results: Results) -> str:
     return overview({name: results.runs(name) for name in results.names()})
 
 
-def _measured(results: Results, PATH: str, *, table: str = "1") -> str:
+def _measurement(results: Results, PATH: str, *, table: str = "1") -> str:
     path = results.folder / "speed" / f"{PATH}.md"
     if not path.is_file():
         raise UserError(f"{path}: not there; make bench writes such files")
@@ -298,7 +298,7 @@ QUERIES: dict[str, Callable[..., str]] = {
     "option": _option,  # the value of an option of a row's method
     "runs": _runs,  # how many runs of an experiment have finished
     "experiments": _experiments,  # a table of all experiments: runs, hardware, times
-    "measured": _measured,  # a table of a benchmark, by its number in speed/PATH.md
+    "measured": _measurement,  # a table of a benchmark, by its number in speed/PATH.md
     "robustness": _robustness,  # how much the choice of an option's value matters
     "gain": _gain,  # the mean over all values of an option less another method's
 }

@@ -187,7 +187,7 @@ def _settings(ours: Row, theirs: Sequence[Row]) -> str:
 
 def _all_diverged(rows: Sequence[Row]) -> str:
     """Return which rows have no number because all of their runs diverged."""
-    found = [_in_list(r.label) for r in rows if r.diverged and not r.seed_note(r.diverged)]
+    found = [_in_list(r.label) for r in rows if r.divergences and not r.seed_note(r.divergences)]
     return f"{_join(found)} diverged with every seed." if found else ""
 
 

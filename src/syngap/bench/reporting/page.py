@@ -83,8 +83,8 @@ def write_page(
     title: str,
     landscapes: Sequence[Landscape] = (),
     *,
-    searched: Path | None = None,
-    made: datetime | None = None,
+    search_folder: Path | None = None,
+    timestamp: datetime | None = None,
     within: Path | None = None,
 ) -> None:
     """Write the page of `runs` to `path`.
@@ -94,11 +94,11 @@ def write_page(
         path: the HTML file to write.
         title: the experiment's name.
         landscapes: that were computed for it; a page of landscapes alone is possible too.
-        searched: the experiment's folder, where a search may be beside the runs.
-        made: the time that the page gives as its own; now by default.
+        search_folder: the experiment's folder, where a search may be beside the runs.
+        timestamp: the time that the page gives as its own; now by default.
         within: the folder that the user named, where it is not the page's own.
     """
-    text = page(runs, title, landscapes, searched=searched, made=made)
+    text = page(runs, title, landscapes, search_folder=search_folder, timestamp=timestamp)
     write(path, text.encode(), within=within or path.parent)
 
 
@@ -107,13 +107,13 @@ def page(
     title: str,
     landscapes: Sequence[Landscape] = (),
     *,
-    searched: Path | None = None,
-    made: datetime | None = None,
+    search_folder: Path | None = None,
+    timestamp: datetime | None = None,
 ) -> str:
     """Return the page of `runs` as HTML."""
     found = rows(runs)
-    search = None if searched is None else read_search(searched, found)
-    moment = (made or datetime.now(timezone.utc)).astimezone(timezone.utc)
+    search = None if search_folder is None else read_search(search_folder, found)
+    moment = (timestamp or datetime.now(timezone.utc)).astimezone(timezone.utc)
     template, style = _asset("page.html"), _asset("page.css")
     script = _script()
     parts = {
@@ -238,12 +238,12 @@ def _row(row: Row, runs: Sequence[Run], config: str) -> dict[str, Any]:
     if runs:
         found["R"] = [_band(band, 1) for band in mean_matrix(runs)]
     if not row.joint and (curve := accuracy_curve(runs)):
-        found["places"] = _rounded(curve.places, 4)
+        found["places"] = _round_all(curve.places, 4)
         found["lines"] = {name: _band(band, 1) for name, band in curve.lines.items()}
         if plasticity := plasticity_curve(runs):
             found["plasticity"] = {
-                "places": _rounded(plasticity.places, 4),
-                "lines": {name: _rounded(b.mean, 3) for name, b in plasticity.lines.items()},
+                "places": _round_all(plasticity.places, 4),
+                "lines": {name: _round_all(b.mean, 3) for name, b in plasticity.lines.items()},
             }
             found["layers"] = _layers(runs)
     return found
@@ -259,7 +259,7 @@ def _layers(runs: Sequence[Run]) -> dict[str, Any] | None:
         "titles": [tensor_title(name) for name in found.names],
         "weight": [is_weight(name) for name in found.names],
         "importance": importance and [[round_digits(v, 3) for v in row] for row in importance],
-        "plasticity": [_rounded(row, 3) for row in found.plasticity],
+        "plasticity": [_round_all(row, 3) for row in found.plasticity],
     }
 
 
@@ -289,11 +289,11 @@ def _spread(value: Spread | None) -> list[float | None] | None:
 
 
 def _band(band: Band, decimals: int) -> dict[str, Any]:
-    sd = None if band.sd is None else _rounded(band.sd, decimals)
-    return {"mean": _rounded(band.mean, decimals), "sd": sd}
+    sd = None if band.sd is None else _round_all(band.sd, decimals)
+    return {"mean": _round_all(band.mean, decimals), "sd": sd}
 
 
-def _rounded(values: Sequence[float], decimals: int) -> list[float | None]:
+def _round_all(values: Sequence[float], decimals: int) -> list[float | None]:
     return [round_decimals(value, decimals) for value in values]
 
 

@@ -53,18 +53,18 @@ class Reproduction:
         return self.here.mean - self.recorded.mean
 
     @property
-    def expected(self) -> float | None:
-        """How far it may be; None where too few seeds are recorded."""
+    def tolerance(self) -> float | None:
+        """Half the 95 % prediction interval; None if too few seeds are recorded."""
         if self.recorded.sd is None or self.recorded.seeds < FEWEST_SEEDS:
             return None
         return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
 
     @property
-    def inside(self) -> bool | None:
-        """Whether it is within what is expected, None where that is not known."""
-        if self.expected is None:
+    def is_inside(self) -> bool | None:
+        """Whether the difference is within the tolerance; None if that is not known."""
+        if self.tolerance is None:
             return None
-        return abs(self.difference) <= self.expected + 1e-9  # a mean has its last digit rounded
+        return abs(self.difference) <= self.tolerance + 1e-9  # a mean has its last digit rounded
 
 
 def reproductions(recorded: Sequence[Run], here: Sequence[Run]) -> list[Reproduction]:
@@ -87,8 +87,8 @@ def describe(row: Reproduction) -> list[str]:
     """Return the comparison of a row as lines of text."""
     lines = [
         row.label,
-        f"  recorded  {_counted(row.recorded)}",
-        f"  here      {_counted(row.here)}",
+        f"  recorded  {_format_accuracy(row.recorded)}",
+        f"  here      {_format_accuracy(row.here)}",
         f"  {_verdict(row)}",
     ]
     for seed in row.seeds:
@@ -103,11 +103,11 @@ def describe(row: Reproduction) -> list[str]:
 
 
 def _verdict(row: Reproduction) -> str:
-    if row.expected is None:
+    if row.tolerance is None:
         count = f"{row.recorded.seeds} recorded, an interval needs {FEWEST_SEEDS}"
         return f"{row.difference:+.2f}; {TOO_FEW_SEEDS}: {count}"
-    word = "inside" if row.inside else "OUTSIDE"
-    return f"{word}: {row.difference:+.2f}, expected within ± {row.expected:.2f} (95 %)"
+    word = "inside" if row.is_inside else "OUTSIDE"
+    return f"{word}: {row.difference:+.2f}, expected within ± {row.tolerance:.2f} (95 %)"
 
 
 def _pair(recorded: Run, here: Run) -> SeedPair:
@@ -126,6 +126,6 @@ def _spread(runs: Iterable[Run]) -> Spread:
     return Spread(*mean_and_spread(values), len(values))
 
 
-def _counted(value: Spread) -> str:
+def _format_accuracy(value: Spread) -> str:
     mean, sd = format_spread(value)
     return f"ACC {mean}{f' ± {sd}' if sd else ''} over {value.seeds} seed{'s' * (value.seeds > 1)}"

@@ -129,7 +129,7 @@ class Row:
         options: of the method, `name` among them.
         seeds: those that finished.
         values: measure → seed → value, for the seeds where it is defined.
-        unfinished: the other runs.
+        unfinished_runs: the other runs.
         concurrent: how many runs trained at the same time, one number for each setting.
     """
 
@@ -139,7 +139,7 @@ class Row:
     options: Mapping[str, Any]
     seeds: tuple[int, ...]
     values: dict[str, dict[int, float]]
-    unfinished: tuple[UnfinishedRun, ...] = ()
+    unfinished_runs: tuple[UnfinishedRun, ...] = ()
     concurrent: frozenset[int] = frozenset()
 
     @property
@@ -153,9 +153,9 @@ class Row:
         return self.method == "joint"
 
     @property
-    def diverged(self) -> int:
+    def divergences(self) -> int:
         """How many seeds ended because their numbers were no longer finite."""
-        return sum(run.diverged for run in self.unfinished)
+        return sum(run.diverged for run in self.unfinished_runs)
 
     def seed_note(self, seeds: int | None = None) -> str:
         """Return "2 of 5 seeds, 3 diverged" where a number is not over all of them, else "".
@@ -164,10 +164,10 @@ class Row:
             seeds: how many the number is over; those that finished by default.
         """
         count = len(self.seeds) if seeds is None else seeds
-        planned = len(self.seeds) + len(self.unfinished)
+        planned = len(self.seeds) + len(self.unfinished_runs)
         if count == planned:
             return ""
-        diverged = f", {self.diverged} diverged" if self.diverged else ""
+        diverged = f", {self.divergences} diverged" if self.divergences else ""
         return f"{count} of {planned} seeds{diverged}"
 
     def spread(self, measure: str) -> Spread | None:
@@ -202,7 +202,7 @@ def rows(runs: Sequence[Run]) -> list[Row]:
             options=options[name],
             seeds=tuple(run.seed for run in by_row[name] if run.done),
             values=_values(by_row[name], references),
-            unfinished=_unfinished(by_row[name], seeds),
+            unfinished_runs=_unfinished_runs(by_row[name], seeds),
             concurrent=frozenset(filter(None, map(concurrent_runs, by_row[name]))),
         )
         for name, label in labels(options).items()
@@ -220,7 +220,7 @@ def omissions(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         seeds: dict[str, list[str]] = {}
-        for run in row.unfinished:
+        for run in row.unfinished_runs:
             seeds.setdefault(run.reason, []).append(str(run.seed))
         for reason, some in seeds.items():
             lines.append(f"{row.label}, seed{'s' if some[1:] else ''} {', '.join(some)}: {reason}")
@@ -356,11 +356,15 @@ def _reference(run: Run) -> tuple[float, ...]:
         raise UserError(f"{run.path}: not a finished run's folder: {error}") from error
 
 
-def _unfinished(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[UnfinishedRun, ...]:
-    begun = {run.seed for run in runs}
+def _unfinished_runs(runs: Sequence[Run], seeds: Sequence[int]) -> tuple[UnfinishedRun, ...]:
+    started = {run.seed for run in runs}
     return (
-        *(UnfinishedRun(run.seed, _reason(run), _diverged(run)) for run in runs if not run.done),
-        *(UnfinishedRun(seed, "not begun") for seed in seeds if seed not in begun),
+        *(
+            UnfinishedRun(run.seed, _reason(run), _has_diverged(run))
+            for run in runs
+            if not run.done
+        ),
+        *(UnfinishedRun(seed, "not begun") for seed in seeds if seed not in started),
     )
 
 
@@ -368,7 +372,7 @@ def _method(run: Run) -> str:
     return run.config.method.name
 
 
-def _diverged(run: Run) -> bool:
+def _has_diverged(run: Run) -> bool:
     return run.status.error.startswith(FloatingPointError.__name__)
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import syngap
 from syngap.bench.config.run_config import Training
 from syngap.bench.errors import UserError
-from syngap.bench.extras import needed
+from syngap.bench.extras import import_extra
 from syngap.bench.runner.local import Event, attempt, note_failure
 from syngap.bench.runner.machines import (
     Machines,
@@ -60,7 +60,7 @@ def connect(
         say: is told of a machine that is left out.
     """
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 20, half a minute each
-    ray = needed("ray", "ray")
+    ray = import_extra("ray", "ray")
     _check_listening(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
     try:
         ray.init(
@@ -328,7 +328,7 @@ def _work(job: Job, request: Request, board: Any) -> Event:
 
 def _at_a_time(request: Request) -> int:
     """Return how many runs this machine may do at a time."""
-    ray = needed("ray", "ray")
+    ray = import_extra("ray", "ray")
     here = ray.get_runtime_context().get_node_id()
     fits = [fitting_runs(n["Resources"], request.needs) for n in ray.nodes() if n["NodeID"] == here]
     return max(1, min([*fits, *([request.workers] if request.workers else [])]))

@@ -27,7 +27,7 @@ import yaml
 
 from syngap.bench.config.component import Options, Value
 from syngap.bench.config.reading import LARGE
-from syngap.bench.extras import needed
+from syngap.bench.extras import import_extra
 from syngap.bench.registry import Registry
 from syngap.bench.storage import check_inside, read, remove, remove_tree, write
 from syngap.bench.store.run_folder import read_environment, read_status, read_yaml
@@ -118,7 +118,7 @@ class TensorBoard:
     """Event files in the folders of runs: `tensorboard --logdir OUT` shows all of them."""
 
     def __init__(self) -> None:
-        self._make = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._make = import_extra("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._writers: dict[str, Any] = {}
 
     def begin(self, run: LoggedRun) -> float:
@@ -154,7 +154,7 @@ class MLflow:
     """
 
     def __init__(self) -> None:
-        mlflow = needed("mlflow", "mlflow")
+        mlflow = import_extra("mlflow", "mlflow")
         self._entities, self._client = mlflow.entities, mlflow.MlflowClient()
         self._ids: dict[str, str] = {}
 
@@ -196,7 +196,7 @@ class WandB:
     """
 
     def __init__(self) -> None:
-        self._wandb = needed("wandb", "wandb")
+        self._wandb = import_extra("wandb", "wandb")
         self._runs: dict[str, Any] = {}
 
     def begin(self, run: LoggedRun) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import syngap
 from syngap.bench.errors import UserError
-from syngap.bench.extras import needed
+from syngap.bench.extras import import_extra
 
 __all__ = ["Machines", "Request", "complaint_of", "first_line", "fitting_runs", "reason_of"]
 
@@ -77,7 +77,7 @@ class Machines:
         """Return how Ray is to place a run: on any machine but those left out."""
         if not self.left_out:
             return "DEFAULT"
-        strategies = needed("ray.util.scheduling_strategies", "ray")
+        strategies = import_extra("ray.util.scheduling_strategies", "ray")
         out = [node["NodeID"] for node in self.left_out]
         labels = self.left_out[0]["Labels"].items()
         label = next(name for name, value in labels if value == out[0])  # versions differ
@@ -96,7 +96,7 @@ class Machines:
 
     def _complaints(self) -> Iterator[tuple[Mapping[str, Any], str]]:
         """Ask all of them at once; give those on which no run can be done, and why."""
-        at = needed("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
+        at = import_extra("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy
         look = self._ray.remote(num_cpus=0, max_retries=0)(complaint_of)
         asking = [
             (

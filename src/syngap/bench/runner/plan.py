@@ -196,7 +196,7 @@ def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
                 method.state_dict()
             except TypeError as error:  # better now than at the first checkpoint
                 raise UserError(f"methods.{row}: {error}") from error
-            batches = stream.presented(method.sees)
+            batches = stream.present(method.sees)
             steps[row] = len(batches)
             average = entry(job.config.method.options, "average", float, int) or 0.0
             if note := lag_note(average, batches.ends, f"methods.{row}.average"):

@@ -50,7 +50,7 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
     device = resolve_device(training.device)
     stream = stream_of(job.config, job.data)
     begin = method_factory(job.config, stream, device)
-    stream = stream.presented(begin().sees).to(device)
+    stream = stream.present(begin().sees).to(device)
     with FolderJournal(
         job.folder,
         steps=len(stream),
@@ -61,7 +61,7 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
     ) as journal:
         begin = _report_evaluation(begin, journal)
         method = train(stream, begin, journal, evaluate_every=training.evaluate_every)
-        journal.close(method.learner.judged)
+        journal.close(method.learner.evaluated_model)
 
 
 def _report_evaluation(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
@@ -76,7 +76,7 @@ def _report_evaluation(begin: Callable[[], Method], journal: FolderJournal) -> C
 
     def begin_with_report() -> Method:
         method = begin()
-        method.learner.judged.register_forward_hook(after_forward)
+        method.learner.evaluated_model.register_forward_hook(after_forward)
         return method
 
     return begin_with_report
@@ -103,7 +103,7 @@ def method_factory(config: RunConfig, stream: Stream, device: torch.device) -> C
         return module
 
     def begin() -> Method:
-        torch.manual_seed(seeds.derived(config.seed, "network"))
+        torch.manual_seed(seeds.derive(config.seed, "network"))
         with _making("model: ", config.model.name):
             learner = Learner(
                 build(),

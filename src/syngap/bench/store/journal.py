@@ -23,7 +23,7 @@ from syngap.bench.store.environment import now
 from syngap.bench.store.outcome import Status
 from syngap.bench.store.records import write_json
 from syngap.bench.store.run_folder import csv_of
-from syngap.bench.training.checkpoint import packed, read_packed
+from syngap.bench.training.checkpoint import pack, read_state
 
 __all__ = ["FolderJournal"]
 
@@ -108,7 +108,7 @@ class FolderJournal:
             clean(folder, within=self._home)
         for path in reversed(self._named_as_saves()):
             try:
-                saved = _whole(read_packed(path))
+                saved = _whole(read_state(path))
             except UserError as error:  # whole, and not for us
                 raise UserError(f"{path}: {error}") from error
             except ValueError as error:
@@ -131,7 +131,7 @@ class FolderJournal:
         self._status("running", {"step": 0, "seconds": 0.0})
         return None
 
-    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+    def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
         """Add a line to metrics.jsonl and, at the end of a task, one to accuracy.csv."""
         line = {**asdict(evaluation), "summary": _numbers(summary)}
         self._metrics.write(json.dumps(line).encode() + b"\n")
@@ -141,7 +141,7 @@ class FolderJournal:
             self._rows.append((evaluation.task + 1, list(evaluation.accuracy)))
             self._write_accuracy()
 
-    def reached(self, step: int) -> bool:
+    def advance(self, step: int) -> bool:
         """Tell the step now and then; return whether the last checkpoint is long ago."""
         self._step = step
         self.alive()
@@ -165,7 +165,7 @@ class FolderJournal:
             "fingerprint": self._fingerprint,
         }
         path = self._checkpoints / f"step-{state['step']:09d}.safetensors"
-        write(path, packed(whole), within=self._home)
+        write(path, pack(whole), within=self._home)
         for old in self._saves()[:-_KEPT]:
             remove(old, within=self._home)
         self._status("running", state)

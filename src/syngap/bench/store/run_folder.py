@@ -8,7 +8,7 @@ DIR/METHOD-SEED/
     environment.json         versions, hardware, command
     status.json              running, done or failed; steps; seconds of training
     accuracy.csv             R: after each task, the accuracy on every task, in percent
-    metrics.jsonl            every evaluation on the way, a line each
+    metrics.jsonl            every evaluation during training, a line each
     checkpoint/              where to go on from: safetensors, no pickle
     error.txt                of a run that failed: where
 """

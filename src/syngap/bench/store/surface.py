@@ -36,7 +36,7 @@ class Grid:
         y: places along the second.
         loss: cross-entropy, `loss[row][column]` at `y[row]` and `x[column]`; None is not finite.
         accuracy: in percent, in the same order.
-        path: (x, y, step) of networks on the way, those outside the plane by their shadow.
+        path: (x, y, step) of networks during training, those outside the plane by their shadow.
         points: "initialisation", "task 1" and "task 2".
     """
 
@@ -61,7 +61,7 @@ class Landscape:
         grid: in the plane through initialisation, task 1 and task 2.
         losses_at_points: of those three networks, evaluated directly.
         accuracies_at_points: the same, in percent.
-        path_losses: of the networks on the way themselves, not of their shadows.
+        path_losses: of the networks themselves, not of their shadows.
         path_distances: how far from the plane they are.
         seconds: it took.
         random: the same in the plane of two random directions, where it was asked for.

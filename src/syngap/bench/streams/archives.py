@@ -1,4 +1,4 @@
-"""Take known files out of a .tar.gz or .zip that nobody has to trust."""
+"""Extract known files from a .tar.gz or .zip that need not be trusted."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from syngap.bench.storage import create, make_folder
 __all__ = ["read", "unpack"]
 
 
-def read(archive: Path, wanted: re.Pattern[str], limit: int) -> dict[str, bytes]:
-    """Return the contents of the members that match `wanted`, by the pattern's first group.
+def read(archive: Path, pattern: re.Pattern[str], limit: int) -> dict[str, bytes]:
+    """Return the contents of the members that match `pattern`, by the pattern's first group.
 
     Args:
         archive: whose name ends in .tar.gz or .zip.
-        wanted: matches whole names; its group is what the member is called by.
+        pattern: matches whole names; its group is what the member is called by.
         limit: of bytes in all.
     """
-    with _refusing(archive):
-        return {m.name: m.stream.read(m.size) for m in _members(archive, wanted, limit)}
+    with _refuse_damaged(archive):
+        return {m.name: m.stream.read(m.size) for m in _members(archive, pattern, limit)}
 
 
-def unpack(archive: Path, wanted: re.Pattern[str], limit: int, into: Path) -> int:
+def unpack(archive: Path, pattern: re.Pattern[str], limit: int, into: Path) -> int:
     """Write the same members beneath the folder `into`; return how many there were."""
     count = 0
-    with _refusing(archive):
-        for member in _members(archive, wanted, limit):
+    with _refuse_damaged(archive):
+        for member in _members(archive, pattern, limit):
             target = into / member.name
             make_folder(target.parent, within=into)
             with create(target, within=into) as file:
@@ -51,7 +51,7 @@ class _Member(NamedTuple):
     stream: IO[bytes]
 
 
-def _members(archive: Path, wanted: re.Pattern[str], limit: int) -> Iterator[_Member]:
+def _members(archive: Path, pattern: re.Pattern[str], limit: int) -> Iterator[_Member]:
     walk = _zip_members if archive.suffix == ".zip" else _tar_members
     for member in walk(archive, limit):
         path = PurePosixPath(member.name)
@@ -60,12 +60,12 @@ def _members(archive: Path, wanted: re.Pattern[str], limit: int) -> Iterator[_Me
         limit -= member.size  # wanted or not: what is passed over is unpacked as well
         if limit < 0:
             raise UserError(f"{archive}: refused, its contents are larger than expected")
-        if match := wanted.fullmatch(member.name):
+        if match := pattern.fullmatch(member.name):
             yield member._replace(name=match[1])
 
 
 def _tar_members(archive: Path, limit: int) -> Iterator[_Member]:
-    with _Careful(archive, limit) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+    with _LimitedGzip(archive, limit) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
         for entry in tar:
             if entry.isdir():
                 continue
@@ -75,8 +75,8 @@ def _tar_members(archive: Path, limit: int) -> Iterator[_Member]:
             yield _Member(entry.name, entry.size, content)
 
 
-class _Careful(gzip.GzipFile):
-    """A stream that takes no more memory at once than `limit`, and goes on for twice that at most.
+class _LimitedGzip(gzip.GzipFile):
+    """A gzip stream that reads at most `limit` bytes at once and twice that in all.
 
     tarfile reads the headers of long names in one piece, as long as the archive says they are, and
     passes over members by unpacking them.
@@ -84,15 +84,15 @@ class _Careful(gzip.GzipFile):
 
     def __init__(self, archive: Path, limit: int) -> None:
         super().__init__(archive)
-        self._most = limit
+        self._limit = limit
 
     def read(self, size: int | None = -1) -> bytes:
-        if size is None or not 0 <= size <= self._most:
+        if size is None or not 0 <= size <= self._limit:
             raise tarfile.ReadError("a header is too long")
         return super().read(size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        if offset > 2 * self._most:
+        if offset > 2 * self._limit:
             raise tarfile.ReadError("it is too long")
         return super().seek(offset, whence)
 
@@ -109,7 +109,7 @@ def _zip_members(archive: Path, limit: int) -> Iterator[_Member]:
 
 
 @contextmanager
-def _refusing(archive: Path) -> Iterator[None]:
+def _refuse_damaged(archive: Path) -> Iterator[None]:
     damaged = (
         tarfile.TarError,
         zipfile.BadZipFile,

@@ -1,4 +1,4 @@
-"""Arrays that are already there, in memory or in an .npz file."""
+"""Streams from arrays in memory or in an .npz file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from syngap.bench.streams.tasks import InMemory, Pixels, Split, Tasks, by_class,
 
 __all__ = ["arrays", "npz"]
 
-UNSUSPECTED = 1 << 28  # bytes; more than that may be
-MOST_TIMES = 100  # as large as the file: real data are not packed that well
+TRUSTED_BYTES = 1 << 28  # arrays up to this size are read whatever the file's size
+MAX_RATIO = 100  # of array bytes to file bytes: real data do not compress that well
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 Values: TypeAlias = Tensor | NDArray[Any]
@@ -61,12 +61,12 @@ def arrays(
     """
     x = {"x_train": _samples(x_train, "x_train"), "x_test": _samples(x_test, "x_test")}
     y = {"y_train": _labels(y_train, "y_train"), "y_test": _labels(y_test, "y_test")}
-    _fitting(x, y)
+    _check_shapes(x, y)
     classes = _classes(y["y_train"], y["y_test"])
     if (tasks is None) == (groups is None):
         raise UserError("arrays: give either tasks, a number, or groups, the classes of each")
     if groups is None:
-        groups = permuted_groups(classes, _positive(tasks), seed)
+        groups = permuted_groups(classes, _check_count(tasks), seed)
     elif sorted(c for group in groups for c in group) != list(range(classes)):
         raise UserError(f"groups: got {groups}, expected each class 0 to {classes - 1} once")
     if pixels is None:
@@ -87,7 +87,7 @@ def npz(seed: int, data: Path | None, *, path: str, tasks: Count) -> Tasks:
         path: the file; its arrays are x_train, y_train, x_test and y_test.
         tasks: how many, of equal numbers of classes.
     """
-    place = places.named(data, path)
+    place = places.find_path(data, path)
     if not place.is_file():
         raise UserError(f"stream.path: {place} is not a plain file")
     if not zipfile.is_zipfile(place):
@@ -134,20 +134,20 @@ def _check_sizes(file: zipfile.ZipFile, place: Path) -> None:
                 raise ValueError("an array of another size than its header says")
             whole += claimed
     packed = place.stat().st_size
-    if whole > UNSUSPECTED + MOST_TIMES * packed:
+    if whole > TRUSTED_BYTES + MAX_RATIO * packed:
         raise UserError(f"{place}: refused, {packed} bytes that would become {whole}")
 
 
-def _positive(tasks: int | None) -> int:
+def _check_count(tasks: int | None) -> int:
     if type(tasks) is not int or tasks < 1:
         raise UserError(f"tasks: got {tasks!r}, expected a whole number ≥ 1")
     return tasks
 
 
-def _tensor(given: Values, name: str) -> Tensor:
-    if isinstance(given, Tensor):
-        return given.detach()
-    array = np.asarray(given)
+def _tensor(values: Values, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise UserError(f"{name}: got an array of {array.dtype}, expected numbers")
     if array.dtype.kind == "f":
@@ -158,8 +158,8 @@ def _tensor(given: Values, name: str) -> Tensor:
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
-def _samples(given: Values, name: str) -> Tensor:
-    values = _tensor(given, name)
+def _samples(array: Values, name: str) -> Tensor:
+    values = _tensor(array, name)
     if values.ndim < 2 or not values.numel():
         raise UserError(f"{name}: got the shape {tuple(values.shape)}, expected samples × values")
     if values.ndim == 4 and values.shape[-1] in (1, 3, 4) and values.shape[1] not in (1, 3, 4):
@@ -173,8 +173,8 @@ def _samples(given: Values, name: str) -> Tensor:
     return values
 
 
-def _labels(given: Values, name: str) -> Tensor:
-    values = _tensor(given, name).cpu()
+def _labels(array: Values, name: str) -> Tensor:
+    values = _tensor(array, name).cpu()
     if values.ndim != 1 or values.is_floating_point() or values.dtype == torch.bool:
         raise UserError(
             f"{name}: got {tuple(values.shape)} of {str(values.dtype).removeprefix('torch.')}, "
@@ -183,7 +183,7 @@ def _labels(given: Values, name: str) -> Tensor:
     return values.to(torch.int64)
 
 
-def _fitting(x: dict[str, Tensor], y: dict[str, Tensor]) -> None:
+def _check_shapes(x: dict[str, Tensor], y: dict[str, Tensor]) -> None:
     for samples, labels in (("x_train", "y_train"), ("x_test", "y_test")):
         if len(x[samples]) != len(y[labels]):
             raise UserError(f"{len(x[samples])} {samples}, but {len(y[labels])} {labels}")

@@ -14,8 +14,8 @@ from syngap.bench.errors import UserError
 from syngap.bench.options import Count
 from syngap.bench.seeds import generator
 from syngap.bench.streams import archives, places
+from syngap.bench.streams.pickles import read_pickle
 from syngap.bench.streams.tasks import InMemory, Pixels, Split, Tasks, by_class, permuted_groups
-from syngap.bench.streams.unpickled import unpickled
 
 __all__ = ["cifar100"]
 
@@ -79,8 +79,8 @@ def _read(place: Path) -> tuple[_Images, _Images]:
     if not place.is_dir():
         places.check_plain(place)
     contents = _in_folder(place, names) if place.is_dir() else _in_archive(place, names)
-    parsed = _records if binary else _dictionary
-    train, test = (_checked(parsed(contents[n], f"{place / n}"), f"{place / n}") for n in names)
+    parse = _records if binary else _dictionary
+    train, test = (_check_images(parse(contents[n], f"{place / n}"), f"{place / n}") for n in names)
     return train, test
 
 
@@ -114,7 +114,7 @@ def _records(contents: Bytes, where: str) -> _Images:
 
 
 def _dictionary(contents: Bytes, where: str) -> _Images:
-    found = unpickled(contents.data, where)
+    found = read_pickle(contents.data, where)
 
     def get(name: str) -> Any:
         return found.get(name.encode(), found.get(name))
@@ -130,13 +130,13 @@ def _dictionary(contents: Bytes, where: str) -> _Images:
     return _Images(np.array(pixels, order="C").reshape(-1, 3, 32, 32), fine, coarse)
 
 
-def _labels(given: object, name: str, where: str) -> Bytes:
-    if not isinstance(given, list) or not all(type(y) is int and 0 <= y < 256 for y in given):
+def _labels(labels: object, name: str, where: str) -> Bytes:
+    if not isinstance(labels, list) or not all(type(y) is int and 0 <= y < 256 for y in labels):
         raise UserError(f'{where}: "{name}_labels" is no list of labels')
-    return np.array(given, np.uint8)
+    return np.array(labels, np.uint8)
 
 
-def _checked(images: _Images, where: str) -> _Images:
+def _check_images(images: _Images, where: str) -> _Images:
     for labels, name, count in ((images.fine, "fine", FINE), (images.coarse, "coarse", COARSE)):
         if len(labels) and labels.max() >= count:
             raise UserError(

@@ -18,7 +18,7 @@ from syngap.bench.streams import places
 from syngap.bench.streams.files import ImageFiles
 from syngap.bench.streams.tasks import Pixels, Split, Tasks, by_class
 
-__all__ = ["Frames", "core50", "described", "steps"]
+__all__ = ["Frames", "core50", "parse_frames", "steps"]
 
 OBJECTS, FRAMES = 50, 164_866
 TEST_SESSIONS = (3, 7, 10)
@@ -33,15 +33,15 @@ _PATH = re.compile(r"s(\d{1,2})/o(\d{1,2})/C_(\d\d)_(\d\d)_(\d{3})\.png")
 
 
 class Frames(NamedTuple):
-    """What the names of frames say, one value a frame: int64 tensors."""
+    """The fields in frames' names, one value a frame: int64 tensors."""
 
     label: Tensor
     session: Tensor
     frame: Tensor
     task: Tensor
 
-    def tested(self, split: Literal["sessions", "frames"]) -> Tensor:
-        """Return which of them are held out for testing."""
+    def test_mask(self, split: Literal["sessions", "frames"]) -> Tensor:
+        """Return a boolean mask of the frames held out for testing."""
         if split == "sessions":
             return torch.isin(self.session, torch.tensor(TEST_SESSIONS))
         return self.frame % EVERY == EVERY - 1
@@ -68,10 +68,10 @@ def core50(
             comparison with papers that split so.
     """
     root = places.find(data, [f"core50_{size}x{size}"], f"syngap data core50 --size {size}")
-    names = _present(root)
-    frames = described(names, seed)
-    tested = frames.tested(split)
-    _enough(frames, tested, root, split, steps(seed))
+    names = _find_frames(root)
+    frames = parse_frames(names, seed)
+    test = frames.test_mask(split)
+    _check_complete(frames, test, root, split, steps(seed))
     shape = (3, size, size)
 
     def part(chosen: Tensor) -> Split:
@@ -79,7 +79,7 @@ def core50(
         paths = [root / names[number] for number in index.tolist()]
         return Split(ImageFiles(paths, shape), frames.label[index], frames.task[index])
 
-    return Tasks(part(~tested), part(tested), OBJECTS, PIXELS, augments=True)
+    return Tasks(part(~test), part(test), OBJECTS, PIXELS, augments=True)
 
 
 def steps(seed: int) -> list[tuple[int, ...]]:
@@ -93,13 +93,13 @@ def steps(seed: int) -> list[tuple[int, ...]]:
     return [FIRST, *(LATER[number] for number in order)]
 
 
-def described(paths: Iterable[str], seed: int) -> Frames:
-    """Return what the official relative paths of frames say about them.
+def parse_frames(paths: Iterable[str], seed: int) -> Frames:
+    """Parse the official relative paths of frames.
 
     A line of an official file list, the path and its label, will do as well.
 
     Examples:
-        >>> described(["s11/o6/C_11_06_042.png 5"], seed=0)._asdict()
+        >>> parse_frames(["s11/o6/C_11_06_042.png 5"], seed=0)._asdict()
         {'label': tensor([5]), 'session': tensor([11]), 'frame': tensor([42]), 'task': tensor([0])}
     """
     rows = []
@@ -118,7 +118,7 @@ def described(paths: Iterable[str], seed: int) -> Frames:
     return Frames(label, session_, frame_, task)
 
 
-def _present(root: Path) -> list[str]:
+def _find_frames(root: Path) -> list[str]:
     """Return the frames beneath `root`, session by session, object by object, in time."""
     found = [f"{p.parts[-3]}/{p.parts[-2]}/{p.name}" for p in root.glob("s*/o*/C_*.png")]
     if not found:
@@ -126,14 +126,14 @@ def _present(root: Path) -> list[str]:
     return sorted(found, key=lambda name: name.rpartition("/")[2])
 
 
-def _enough(
-    frames: Frames, tested: Tensor, root: Path, split: str, groups: list[tuple[int, ...]]
+def _check_complete(
+    frames: Frames, test: Tensor, root: Path, split: str, groups: list[tuple[int, ...]]
 ) -> None:
     total = len(frames.label)
     lacking = []
     for number, objects in enumerate(groups):
         own = frames.task == number
-        for name, chosen in (("training", ~tested), ("test", tested)):
+        for name, chosen in (("training", ~test), ("test", test)):
             if not (own & chosen).any():
                 lacking.append(f"no {name} frame of objects {', '.join(map(str, objects))}")
     if lacking:

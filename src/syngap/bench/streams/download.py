@@ -1,4 +1,4 @@
-"""Fetch a data set from its publisher: resumed, checked, and there in full or not at all."""
+"""Fetch a data set from its publisher: resumes, checks the sum, and never leaves half a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ARCHIVES", "Archive", "Progress", "fetch"]
 
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""Called with the bytes that are here and the bytes that there are, where that is known."""
+"""Called with the bytes downloaded and the bytes in all, if known."""
 
 PIECE = 1 << 16  # bytes; a broken connection loses at most so many
 
@@ -33,7 +33,7 @@ class Archive:
         url: where it is; its last part is the archive's name.
         md5: of the archive.
         folder: what the unpacked data set is called.
-        wanted: members to unpack; the pattern's group is their place in the folder.
+        pattern: members to unpack; the pattern's group is their place in the folder.
         count: how many those are.
         limit: of bytes, for the archive and for what is in it.
     """
@@ -41,7 +41,7 @@ class Archive:
     url: str
     md5: str
     folder: str
-    wanted: str
+    pattern: str
     count: int
     limit: int
 
@@ -53,8 +53,8 @@ class Archive:
 
 def _core50(size: int, url: str, md5: str, limit: int) -> Archive:
     folder = f"core50_{size}x{size}"
-    wanted = rf"(?:{folder}/)?(s\d{{1,2}}/o\d{{1,2}}/C_\d\d_\d\d_\d{{3}}\.png)"
-    return Archive(f"{url}/{folder}.zip", md5, folder, wanted, count=164_866, limit=limit)
+    pattern = rf"(?:{folder}/)?(s\d{{1,2}}/o\d{{1,2}}/C_\d\d_\d\d_\d{{3}}\.png)"
+    return Archive(f"{url}/{folder}.zip", md5, folder, pattern, count=164_866, limit=limit)
 
 
 # Addresses and sums are the publishers': CIFAR-100's stand on its own page,
@@ -65,7 +65,7 @@ ARCHIVES: Mapping[str, Archive] = {
         url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         md5="03b5dce01913d631647c71ecec9e9cb8",
         folder="cifar-100-binary",
-        wanted=r"cifar-100-binary/((?:train|test)\.bin)",
+        pattern=r"cifar-100-binary/((?:train|test)\.bin)",
         count=2,
         limit=1 << 28,
     ),
@@ -90,7 +90,7 @@ def fetch(
     *,
     size: int = 128,
     progress: Progress | None = None,
-    known: Mapping[str, Archive] = ARCHIVES,
+    sources: Mapping[str, Archive] = ARCHIVES,
 ) -> Path:
     """Return the folder of the data set `name`, downloaded and unpacked unless it is there.
 
@@ -101,34 +101,34 @@ def fetch(
         name: "cifar100" or "core50".
         to: the folder to put it in; None is SYNGAP_DATA, else the default cache.
         size: of CORe50's images, 128 or 32.
-        progress: is told how far it is.
-        known: what can be fetched.
+        progress: called with the bytes so far and in all.
+        sources: the archives that can be fetched.
     """
-    archive = _known(name, size, known)
+    archive = _find_archive(name, size, sources)
     to = (to or places.home()).expanduser()
     folder = to / archive.folder
     if folder.exists():
-        _complete(folder, archive)
+        _check_complete(folder, archive)
         return folder
     try:
         make_folder(to, within=to)
-        brought = (to / archive.name).exists()  # by somebody: it is not ours to remove
-        packed = _downloaded(archive, to, progress)
-        _unpacked(packed, archive, folder)
-        if not brought:
+        is_users = (to / archive.name).exists()  # then it is not ours to remove
+        packed = _download(archive, to, progress)
+        _unpack(packed, archive, folder)
+        if not is_users:
             remove(packed, within=to)
     except OSError as error:  # no room, no permission
         raise UserError(f"{to}: {error}") from error
     return folder
 
 
-def _known(name: str, size: int, known: Mapping[str, Archive]) -> Archive:
+def _find_archive(name: str, size: int, sources: Mapping[str, Archive]) -> Archive:
     for key in (name, f"{name}/{size}"):
-        if key in known:
-            return known[key]
-    names = list(dict.fromkeys(key.partition("/")[0] for key in known))
+        if key in sources:
+            return sources[key]
+    names = list(dict.fromkeys(key.partition("/")[0] for key in sources))
     if name in names:
-        sizes = " and ".join(key.partition("/")[2] for key in known if key.startswith(f"{name}/"))
+        sizes = " and ".join(key.partition("/")[2] for key in sources if key.startswith(f"{name}/"))
         raise UserError(f"size: got {size}, but {name} is published in {sizes}")
     raise UserError(
         f'cannot fetch "{name}"{nearest(name, names)}; there are {", ".join(names)}; '
@@ -136,11 +136,11 @@ def _known(name: str, size: int, known: Mapping[str, Archive]) -> Archive:
     )
 
 
-def _complete(folder: Path, archive: Archive) -> None:
-    wanted = re.compile(archive.wanted)
+def _check_complete(folder: Path, archive: Archive) -> None:
+    pattern = re.compile(archive.pattern)
     present = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
     count = sum(
-        bool(wanted.fullmatch(name) or wanted.fullmatch(f"{folder.name}/{name}"))
+        bool(pattern.fullmatch(name) or pattern.fullmatch(f"{folder.name}/{name}"))
         for name in present
     )
     if count < archive.count:
@@ -150,12 +150,12 @@ def _complete(folder: Path, archive: Archive) -> None:
         )
 
 
-def _downloaded(archive: Archive, to: Path, progress: Progress | None) -> Path:
+def _download(archive: Archive, to: Path, progress: Progress | None) -> Path:
     packed, part = to / archive.name, to / f"{archive.name}.part"
     if packed.is_file() and _md5(packed) == archive.md5:
         return packed
     try:
-        _resumed(archive.url, part, archive.limit, progress)
+        _resume(archive.url, part, archive.limit, progress)
     except UserError:
         raise
     except ValueError as error:  # an address that is none
@@ -163,7 +163,7 @@ def _downloaded(archive: Archive, to: Path, progress: Progress | None) -> Path:
     if _md5(part) != archive.md5:
         remove(part, within=to)
         raise UserError(
-            f"{archive.url}: what came is not what was published (its MD5 is not {archive.md5}); "
+            f"{archive.url}: the file is not the published one (its MD5 is not {archive.md5}); "
             "nothing was kept, try again"
         )
     move(part, packed, within=to)
@@ -179,12 +179,12 @@ def _md5(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> None:
+def _resume(url: str, part: Path, limit: int, progress: Progress | None) -> None:
     """Download `url` to the end of `part`, which is left for the next try where that fails."""
     import requests  # heavy, and most runs fetch nothing
 
     start = part.stat().st_size if part.exists() else 0
-    # Compressed on the way, the bytes would not be those that the range counts.
+    # Compressed in transit, the bytes would not be those that the range counts.
     headers = {"Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -194,7 +194,7 @@ def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> Non
                 complete = response.headers.get("Content-Range") == f"bytes */{start}"
                 if not complete:
                     remove(part, within=part.parent)
-                    _resumed(url, part, limit, progress)
+                    _resume(url, part, limit, progress)
                 return
             response.raise_for_status()
             if start and not _continues(response, start):
@@ -223,13 +223,13 @@ def _resumed(url: str, part: Path, limit: int, progress: Progress | None) -> Non
 
 def _length(response: requests.Response, url: str) -> int:
     """Return how many bytes the server says that it sends; 0 where it does not say."""
-    said = response.headers.get("Content-Length", "0")
-    if not re.fullmatch(r"[0-9]{1,18}", said):
+    length = response.headers.get("Content-Length", "0")
+    if not re.fullmatch(r"[0-9]{1,18}", length):
         raise UserError(
-            f"{url}: the server's Content-Length is {shown(said)}, expected a number of bytes; "
+            f"{url}: the server's Content-Length is {shown(length)}, expected a number of bytes; "
             "nothing was downloaded, try again later or from another network"
         )
-    return int(said)
+    return int(length)
 
 
 def _innermost(error: BaseException) -> str:
@@ -244,11 +244,11 @@ def _continues(response: requests.Response, start: int) -> bool:
     return response.status_code == 206 and sent.startswith(f"bytes {start}-")
 
 
-def _unpacked(packed: Path, archive: Archive, folder: Path) -> None:
+def _unpack(packed: Path, archive: Archive, folder: Path) -> None:
     fresh, to = folder.with_name(f".{folder.name}.unpacking"), folder.parent
     remove_tree(fresh, within=to)  # what a killed run left
     try:
-        count = archives.unpack(packed, re.compile(archive.wanted), archive.limit, fresh)
+        count = archives.unpack(packed, re.compile(archive.pattern), archive.limit, fresh)
         if count != archive.count:
             raise UserError(f"{packed} holds {count} of {archive.count} files; it was not unpacked")
         move(fresh, folder, within=to)

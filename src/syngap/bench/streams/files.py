@@ -1,4 +1,4 @@
-"""Samples that stay on the disk until they are asked for."""
+"""Samples in image files, read on use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 LARGEST = 1 << 26  # pixels: a small file can claim to be an image that fills the memory
-KEPT = 1 << 30  # bytes of read images that stay in memory, all or none of them
+CACHE_BYTES = 1 << 30  # bytes of read images that stay in memory, all or none of them
 
 
 class ImageFiles:
-    """Images in files, as uint8 (3, height, width), read when they are first asked for.
+    """Images in files, as uint8 (3, height, width), read on first use.
 
     Where all of them together are small enough they stay in memory; others are read anew each time.
 
@@ -48,7 +48,9 @@ class ImageFiles:
         self, paths: Sequence[Path], shape: tuple[int, int, int], *, resize: bool = False
     ) -> None:
         self.paths, self._shape, self._resize = list(paths), shape, resize
-        self._kept: dict[int, Tensor] | None = {} if len(paths) * math.prod(shape) <= KEPT else None
+        self._cache: dict[int, Tensor] | None = (
+            {} if len(paths) * math.prod(shape) <= CACHE_BYTES else None
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,16 +72,16 @@ class ImageFiles:
         return self
 
     def _image(self, number: int) -> Tensor:
-        if self._kept is not None and number in self._kept:
-            return self._kept[number]
+        if self._cache is not None and number in self._cache:
+            return self._cache[number]
         image = torch.from_numpy(self._read(self.paths[number])).permute(2, 0, 1).contiguous()
-        if self._kept is not None:
-            self._kept[number] = image
+        if self._cache is not None:
+            self._cache[number] = image
         return image
 
     def _read(self, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         size = (self._shape[2], self._shape[1])
-        with _decoding(path), _opened(path) as image:
+        with _decode_errors(path), _open(path) as image:
             if image.size != size and not self._resize:
                 raise UserError(
                     f"{path}: an image of {image.width}×{image.height}, expected "
@@ -99,11 +101,11 @@ class ImageFiles:
 
 def size_of(path: Path) -> tuple[int, int]:
     """Return width and height of an image by its header alone."""
-    with _decoding(path), _opened(path) as image:
+    with _decode_errors(path), _open(path) as image:
         return image.width, image.height
 
 
-def _opened(path: Path) -> Image.Image:
+def _open(path: Path) -> Image.Image:
     check_plain(path)
     image = Image.open(path, formats=FORMATS)  # reads the header
     if image.width * image.height > LARGEST:
@@ -116,7 +118,7 @@ def _opened(path: Path) -> Image.Image:
 
 
 @contextmanager
-def _decoding(path: Path) -> Iterator[None]:
+def _decode_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UserError:

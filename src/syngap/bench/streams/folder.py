@@ -26,9 +26,9 @@ from syngap.bench.streams.tasks import (
     permuted_groups,
 )
 
-__all__ = ["folder", "natural"]
+__all__ = ["folder", "natural_key"]
 
-FITS = 1 << 30  # bytes that are read at once and kept; more stays in files
+MEMORY_BYTES = 1 << 30  # bytes that are read at once and kept; more stays in files
 LONGEST_SIDE = math.isqrt(LARGEST)
 Side: TypeAlias = Annotated[
     int, Ge(1), Le(LONGEST_SIDE), Says(f"a whole number from 1 to {LONGEST_SIDE}")
@@ -60,19 +60,19 @@ def folder(
         holdout_seed: of which piece is held out, in place of `seed`: the same for all seeds.
         size: width and height that images are brought to; None expects one size throughout.
     """
-    root = places.named(data, path)
+    root = places.find_path(data, path)
     frames = _frames(root)
     groups = permuted_groups(len(frames), tasks, seed)
     chance = generator(seed if holdout_seed is None else holdout_seed, "holdout")
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for label, paths in enumerate(frames):
-        held = _share(len(paths), holdout)
-        start = int(torch.randint(len(paths) - held + 1, (), generator=chance))
+        count = _holdout_size(len(paths), holdout)
+        start = int(torch.randint(len(paths) - count + 1, (), generator=chance))
         for number, frame in enumerate(paths):
-            (test if start <= number < start + held else train).append((frame, label))
+            (test if start <= number < start + count else train).append((frame, label))
     width, height = (size, size) if size else size_of(train[0][0])
-    fits = (len(train) + len(test)) * 3 * width * height <= FITS
+    fits = (len(train) + len(test)) * 3 * width * height <= MEMORY_BYTES
 
     def part(rows: list[tuple[Path, int]]) -> Split:
         files = ImageFiles([path for path, _ in rows], (3, height, width), resize=size is not None)
@@ -81,17 +81,17 @@ def folder(
         if fits:
             samples = InMemory(files.take(torch.arange(len(files))))
         elif size is None:
-            _one_size(files.paths, (width, height))
+            _check_sizes(files.paths, (width, height))
         return Split(samples, labels, by_class(labels, groups))
 
     return Tasks(part(train), part(test), len(frames), PIXELS, augments=True)
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts the numbers in names by value.
 
     Examples:
-        >>> sorted(["frame10", "frame2", "Frame1"], key=natural)
+        >>> sorted(["frame10", "frame2", "Frame1"], key=natural_key)
         ['Frame1', 'frame2', 'frame10']
     """
     parts = re.findall(r"[0-9]+|[^0-9]+", name.casefold())
@@ -103,7 +103,7 @@ def _frames(root: Path) -> list[list[Path]]:
     if not root.is_dir():
         raise UserError(f"stream.path: {root} is not a folder")
     folders = [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
-    folders.sort(key=lambda path: (natural(path.name), path.name))
+    folders.sort(key=lambda path: (natural_key(path.name), path.name))
     if len(folders) < 2:
         raise UserError(
             f"stream.path: {root} has {len(folders)} class folders, expected 2 or more; "
@@ -122,15 +122,17 @@ def _frames(root: Path) -> list[list[Path]]:
                 f"{each} holds {len(found)} of the 2 or more images that a class needs, to learn "
                 f"from and to test on ({', '.join(sorted(SUFFIXES))})"
             )
-        frames.append(sorted(found, key=lambda path: (natural(f"{path.relative_to(root)}"), path)))
+        frames.append(
+            sorted(found, key=lambda path: (natural_key(f"{path.relative_to(root)}"), path))
+        )
     return frames
 
 
-def _share(count: int, holdout: float) -> int:
+def _holdout_size(count: int, holdout: float) -> int:
     return min(max(math.floor(count * holdout + 0.5), 1), count - 1)
 
 
-def _one_size(paths: list[Path], size: tuple[int, int]) -> None:
+def _check_sizes(paths: list[Path], size: tuple[int, int]) -> None:
     for path in paths:
         if (found := size_of(path)) != size:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Where data lies on this machine."""
+"""Where data sets are on this machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import platformdirs
 
 from syngap.bench.errors import UserError
 
-__all__ = ["check_plain", "find", "home", "named"]
+__all__ = ["check_plain", "find", "find_path", "home"]
 
 VARIABLE = "SYNGAP_DATA"
 
 
 def home() -> Path:
-    """Return where data sets are kept that nobody named a place for."""
+    """Return the default folder of data sets."""
     if variable := os.environ.get(VARIABLE):
         return Path(variable).expanduser()
     return _cache()
@@ -40,7 +40,7 @@ def find(data: Path | None, names: Sequence[str], how: str) -> Path:
         'coil100'
     """
     if data is not None:
-        data = _existing(data)
+        data = _check_exists(data)
     looked = []
     for root, called in _roots(data):
         itself = root.resolve()  # by its own name, whatever link or "." led there
@@ -55,14 +55,14 @@ def find(data: Path | None, names: Sequence[str], how: str) -> Path:
     )
 
 
-def named(data: Path | None, path: str) -> Path:
-    """Return what the option `path` names: an absolute path, or one inside the folder `data`.
+def find_path(data: Path | None, path: str) -> Path:
+    """Return the path that the option `path` names: absolute, or inside the folder `data`.
 
     Without `data` it is looked for in SYNGAP_DATA, where that is set, and in the current folder.
     """
     given = Path(path).expanduser()
     variable = os.environ.get(VARIABLE)
-    roots = [_existing(data)] if data else [Path(r).expanduser() for r in (variable, ".") if r]
+    roots = [_check_exists(data)] if data else [Path(r).expanduser() for r in (variable, ".") if r]
     places = [given] if given.is_absolute() else [root / given for root in roots]
     for place in places:
         if _is_there(place):
@@ -74,7 +74,7 @@ def named(data: Path | None, path: str) -> Path:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a pipe or a device, which would be waited for without end."""
+    """Refuse a pipe or a device, which would block for ever."""
     if _is_there(path) and not path.is_file():
         raise UserError(f"{path}: is not a plain file")
 
@@ -87,7 +87,7 @@ def _roots(data: Path | None) -> Iterator[tuple[Path, str]]:
     yield _cache(), "the default"
 
 
-def _existing(data: Path) -> Path:
+def _check_exists(data: Path) -> Path:
     data = data.expanduser()
     if not _is_there(data):
         raise UserError(f'--data: there is no folder "{data}"')

@@ -1,4 +1,4 @@
-"""A stream: batches in the order they arrive, and apart from them what to test on."""
+"""A stream: batches in the order they arrive, and test samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PASSES = 1_000_000
 
 
 class Batch(NamedTuple):
-    """What arrives: stored samples and their labels, and no word about tasks."""
+    """Stored samples and their labels, without the task."""
 
     x: Tensor
     y: Tensor
@@ -35,9 +35,8 @@ class Batch(NamedTuple):
 class Stream:
     """The training samples of `tasks`, one task after the other, as a sequence of batches.
 
-    `stream[step]` is the same batch whenever it is asked for, so a run can go on from any step.
-    Whoever trains gets batches and nothing else; `ends`, `test` and `class_task` are for whoever
-    evaluates.
+    `stream[step]` is always the same batch, so a run can resume at any step. Training uses batches
+    alone; `ends`, `test` and `class_task` are for evaluation.
 
     Args:
         tasks: samples, labels and the task of each.
@@ -79,7 +78,7 @@ class Stream:
         validation: Share = 0.0,
     ) -> None:
         tasks = tasks.first(first) if first else tasks
-        tasks = tasks.validated(validation) if validation else tasks
+        tasks = tasks.validation_tasks(validation) if validation else tasks
         self.classes, self.shape, self.tasks = tasks.classes, tasks.train.samples.shape, tasks.count
         self.test: Split = tasks.test
         self.class_task = _class_task(tasks)
@@ -94,10 +93,10 @@ class Stream:
                 f"{tasks.count} tasks; a stream plans {_PASSES} passes"
             )
         own = [(tasks.train.task == task).nonzero().flatten() for task in range(self.tasks)]
-        self._arrange(_blurred(own, blur, seed))
+        self._arrange(_blur(own, blur, seed))
 
     def _arrange(self, parts: list[Tensor], restarts: bool = False) -> None:
-        """Set what arrives in which part of the stream, each for as many passes as asked."""
+        """Set which samples arrive in which part of the stream, each for `epochs` passes."""
         self._parts = parts
         passes = [-(-len(part) // self._batch) for part in parts for _ in range(self._epochs)]
         self._starts = [0, *accumulate(passes)]  # the first step of each pass, and the end
@@ -135,15 +134,15 @@ class Stream:
         return one.numel() * one.element_size()
 
     def fingerprint(self) -> str:
-        """Return what tells this stream from one of other data or another length."""
+        """Return a hash of the labels, tasks and length of the stream."""
         digest = hashlib.sha256(repr((self.shape, self.classes, self._starts, self._even)).encode())
         for split in (self._train, self.test):
             digest.update(split.labels.numpy().tobytes())
             digest.update(split.task.numpy().tobytes())
         return digest.hexdigest()
 
-    def presented(self, how: Presentation) -> Stream:
-        """Return the same samples otherwise: all at once, or all so far with a fresh start a task.
+    def present(self, how: Presentation) -> Stream:
+        """Return the same samples all at once, or all so far with a fresh start a task.
 
         Both are references, not methods of learning from a stream: "everything" is joint training;
         "everything so far" trains anew on tasks 0..k for every k (`restarts` are the steps at which
@@ -170,7 +169,7 @@ class Stream:
         return self._pass[1]
 
 
-def _blurred(parts: list[Tensor], blur: float, seed: int) -> list[Tensor]:
+def _blur(parts: list[Tensor], blur: float, seed: int) -> list[Tensor]:
     """Let `blur / 2` of every part arrive with each of its neighbours."""
     arriving: list[list[Tensor]] = [[] for _ in parts]
     for task, members in enumerate(parts):

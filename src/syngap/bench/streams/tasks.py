@@ -16,8 +16,8 @@ __all__ = [
     "InMemory",
     "Pixels",
     "Samples",
-    "Selected",
     "Split",
+    "Subset",
     "Tasks",
     "by_class",
     "permuted_groups",
@@ -73,11 +73,11 @@ class InMemory:
         return InMemory(self.values.to(device))
 
 
-class Selected:
+class Subset:
     """Some of other samples, in an order of their own; nothing is copied.
 
     Examples:
-        >>> few = Selected(InMemory(torch.arange(10)), torch.tensor([7, 3]))
+        >>> few = Subset(InMemory(torch.arange(10)), torch.tensor([7, 3]))
         >>> len(few), few.take(torch.tensor([1]))
         (2, tensor([3]))
     """
@@ -97,9 +97,9 @@ class Selected:
         """Return the samples at `index` of these."""
         return self._samples.take(self._index[index])
 
-    def to(self, device: torch.device) -> Selected:
+    def to(self, device: torch.device) -> Subset:
         """Return the same with the samples near `device`."""
-        return Selected(self._samples.to(device), self._index)
+        return Subset(self._samples.to(device), self._index)
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ class Split:
         """Return the samples of the first `tasks` tasks."""
         return self.only(self.task < tasks)
 
-    def only(self, these: Tensor) -> Split:
-        """Return the samples that `these`, a bool for each, names."""
-        index = these.nonzero().flatten()
-        return Split(Selected(self.samples, index), self.labels[index], self.task[index])
+    def only(self, mask: Tensor) -> Split:
+        """Return the samples where the boolean `mask` is true."""
+        index = mask.nonzero().flatten()
+        return Split(Subset(self.samples, index), self.labels[index], self.task[index])
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """How stored values become what a network sees: (x / scale - mean) / std, by channel."""
+    """Scaling of stored values to network inputs: (x / scale - mean) / std, by channel."""
 
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0,)
@@ -141,12 +141,12 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Tasks:
-    """A data set cut into tasks 0, 1, ...: what a stream's name stands for.
+    """A data set in tasks 0, 1, ...
 
     Args:
-        train: what may be learned from.
-        test: what is only measured on; every task has some of both.
-        classes: how many the head tells apart.
+        train: the training samples.
+        test: the test samples; every task has some of both.
+        classes: the number of the head's outputs.
         pixels: how values are scaled.
         augments: whether shifted and mirrored images are still images of the same thing.
     """
@@ -186,21 +186,21 @@ class Tasks:
             raise UserError(f"stream.first: got {tasks}, but there are {self.count} tasks")
         return replace(self, train=self.train.first(tasks), test=self.test.first(tasks))
 
-    def validated(self, share: float) -> Tasks:
-        """Return the same with `share` of the training samples in place of the test samples.
+    def validation_tasks(self, share: float) -> Tasks:
+        """Return tasks that test on `share` of the training samples, for choosing hyper-parameters.
 
         They are the last of every class in every task, in the order they are stored and rounded to
         at least one: the same whatever the seed, and neighbouring frames of a video stay together.
-        What was to be tested on is not touched.
+        The test samples are not used.
 
         Examples:
             >>> labels, task = torch.tensor([0, 1, 0, 1, 0, 0]), torch.zeros(6, dtype=torch.long)
             >>> split = Split(InMemory(torch.arange(6)), labels, task)
-            >>> half = Tasks(split, split, classes=2).validated(0.5)
+            >>> half = Tasks(split, split, classes=2).validation_tasks(0.5)
             >>> half.train.samples.take(torch.arange(3)), half.test.samples.take(torch.arange(3))
             (tensor([0, 1, 2]), tensor([3, 4, 5]))
         """
-        kept = torch.zeros(len(self.train.task), dtype=torch.bool)
+        held_out = torch.zeros(len(self.train.task), dtype=torch.bool)
         pairs = torch.stack([self.train.task, self.train.labels], dim=1)
         for pair in torch.unique(pairs, dim=0):
             members = (pairs == pair).all(dim=1).nonzero().flatten()
@@ -210,8 +210,8 @@ class Tasks:
                     f"stream.validation: {share} would leave nothing to learn from of class "
                     f"{pair[1]} in task {pair[0] + 1}, which has {count} training samples"
                 )
-            kept[members[-count:]] = True
-        return replace(self, train=self.train.only(~kept), test=self.train.only(kept))
+            held_out[members[-count:]] = True
+        return replace(self, train=self.train.only(~held_out), test=self.train.only(held_out))
 
 
 def by_class(labels: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:

@@ -1,4 +1,4 @@
-"""From stored values to what a network sees, a batch at a time, where the batch is."""
+"""Scaling and augmentation of a batch, on its device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Transform:
             generator: the source of shifts and mirrors, on the device of `x`; None makes none.
         """
         if generator is not None and self.augments and x.dim() == 4:
-            x = shifted_and_mirrored(x, self.pad, generator)
+            x = shift_and_mirror(x, self.pad, generator)
         gain, offset = self._gain_and_offset(x.device, x.dim())
         return x.to(torch.float32, copy=True).mul_(gain).add_(offset)
 
@@ -56,7 +56,7 @@ class Transform:
         return self._affine[device, dims]
 
 
-def shifted_and_mirrored(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+def shift_and_mirror(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
     """Return images moved by up to `pad` pixels each way, black coming in, half of them mirrored.
 
     Args:

@@ -1,7 +1,7 @@
-"""Nested states as one safetensors file: tensors as tensors, the rest as JSON in its header.
+"""Checkpoints: a nested state as one safetensors file, with JSON in its header for all but tensors.
 
-One more tensor is the SHA-256 of the file, in which it counts as zeros: a file of which a single
-bit has changed is none, wherever that bit is. Files of earlier versions do without.
+One more tensor is the SHA-256 of the file, computed with zeros in its place: a single changed bit
+anywhere makes the file invalid. Files of earlier versions have no checksum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from syngap.bench.errors import UserError
 from syngap.bench.storage import read
 
-__all__ = ["packed", "read_packed", "unpacked"]
+__all__ = ["pack", "read_state", "unpack"]
 
 _STRUCTURE = "structure"
 _VERSION, _KNOWN = "version", 1  # 0 did not say it
@@ -30,14 +30,14 @@ _ZEROS = bytes(hashlib.sha256().digest_size)
 _COPIES = 2  # the bytes of a file, and its tensors
 
 
-def packed(state: Any) -> bytes:
-    """Return the bytes that `unpacked` makes `state` of again.
+def pack(state: Any) -> bytes:
+    """Return `state` as bytes, which `unpack` reads.
 
     State may be dictionaries (text or whole numbers as keys), lists, tuples, tensors, numbers, text
     and None, nested.
 
     Examples:
-        >>> unpacked(packed({"steps": 3, 0: (torch.ones(2), None)}))
+        >>> unpack(pack({"steps": 3, 0: (torch.ones(2), None)}))
         {'steps': 3, 0: (tensor([1., 1.]), None)}
     """
     tensors: dict[str, Tensor] = {}
@@ -48,10 +48,12 @@ def packed(state: Any) -> bytes:
     return b"".join([before, _digest(before, after), after])
 
 
-def unpacked(content: bytes) -> Any:
-    """Return the state in `content`, its tensors on the CPU; ValueError where there is none.
+def unpack(content: bytes) -> Any:
+    """Return the state in `content`, its tensors on the CPU.
 
-    A UserError says that there is one, of a newer version.
+    Raises:
+        ValueError: if it is not a checkpoint, or damaged.
+        UserError: if a newer version wrote it.
     """
     try:
         tensors = load(content)
@@ -60,23 +62,23 @@ def unpacked(content: bytes) -> Any:
             if found != _digest(before, after):
                 raise ValueError("not a checkpoint: its checksum is another")
             del tensors[_CHECKSUM]
-        structure = _known(json.loads(_header(content)["__metadata__"][_STRUCTURE]))
+        structure = _check_version(json.loads(_header(content)["__metadata__"][_STRUCTURE]))
         state = _decode(structure, tensors)
         if tensors:  # a checksum whose name has changed, for one
-            raise ValueError(f"not a checkpoint: nobody asks for {', '.join(tensors)}")
+            raise ValueError(f"not a checkpoint: unknown tensors {', '.join(tensors)}")
         return state
     except (SafetensorError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a checkpoint: {error}") from error
 
 
-def read_packed(path: Path) -> Any:
-    """Return the state in a file that holds what `packed` gave.
+def read_state(path: Path) -> Any:
+    """Return the state in a file that `pack` made the bytes of.
 
     Its length is compared with its header, and with the free memory, before any memory is taken.
 
     Raises:
-        ValueError: where it holds no state.
-        UserError: where it is of a newer version, or larger than the memory.
+        ValueError: if it is not a checkpoint, or damaged.
+        UserError: if a newer version wrote it, or it is larger than the memory.
     """
     if path.is_symlink() or not path.is_file():
         raise ValueError("not a checkpoint: it is not a plain file")
@@ -92,7 +94,7 @@ def read_packed(path: Path) -> Any:
     if size * _COPIES > free:
         raise UserError(too_large)
     try:
-        return unpacked(read(path, size))
+        return unpack(read(path, size))
     except MemoryError as error:
         raise UserError(too_large) from error
 
@@ -100,14 +102,14 @@ def read_packed(path: Path) -> Any:
 def _free_memory() -> float:
     """Return how many bytes can be taken; infinity where the system does not say."""
     try:
-        said = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+        match = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
         return float("inf")
-    return 1024 * int(said[1]) if said else float("inf")
+    return 1024 * int(match[1]) if match else float("inf")
 
 
-def _known(structure: Any) -> Any:
-    """Return what `_encode` gave; UserError where that of a newer version did."""
+def _check_version(structure: Any) -> Any:
+    """Return the encoded state; UserError if a newer version wrote it."""
     if not isinstance(structure, dict) or _VERSION not in structure:
         return structure
     version, encoded = structure[_VERSION]

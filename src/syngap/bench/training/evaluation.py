@@ -1,4 +1,4 @@
-"""How well a network does on every task, now."""
+"""Accuracy of a network on every task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: from the first batch of a stream to the last, measuring on the way."""
+"""The training loop: learns a stream from its first batch to its last, with evaluations."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from syngap.bench.errors import UserError
 from syngap.bench.methods.method import Method
 from syngap.bench.metrics import Evaluation
 from syngap.bench.streams.stream import Batch, Stream
-from syngap.bench.training.captured import Captured, CudaGraphs
+from syngap.bench.training.capture import CapturedMethod, CudaGraphs
 from syngap.bench.training.checkpoint import random_states, restore_random_states
 from syngap.bench.training.evaluation import evaluate
 from syngap.bench.training.watch import Watch
 
-__all__ = ["Journal", "stepping", "train"]
+__all__ = ["Journal", "step_function", "train"]
 
 
 class Journal(Protocol):
-    """Where a run is written down; the loop tells, the journal keeps."""
+    """Stores the evaluations and checkpoints of a run."""
 
     def load(self) -> dict[str, Any] | None:
-        """Return the state to go on from, None to begin."""
+        """Return the state to resume from, or None for a new run."""
         ...
 
-    def evaluated(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
-        """Keep an evaluation and what the method says of itself at that moment."""
+    def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
+        """Store an evaluation and the method's summary at that step."""
         ...
 
-    def reached(self, step: int) -> bool:
-        """Note that `step` batches are learned; return whether it is time for a checkpoint."""
+    def advance(self, step: int) -> bool:
+        """Count that `step` batches are learned; return whether a checkpoint is due."""
         ...
 
     def save(self, state: dict[str, Any]) -> None:
-        """Keep `state`: from here the run can go on."""
+        """Store `state` as the checkpoint to resume from."""
         ...
 
 
@@ -51,12 +51,12 @@ def train(
 
     Interrupted at any instant and called again with the same arguments, it ends with the same
     network, bit for bit on a CPU. Where numbers are not finite it raises FloatingPointError before
-    any of them is measured or kept, or skips the step: as the method's learner was told.
+    any of them is evaluated or stored, or skips the step, as the learner's `non_finite` says.
 
     Args:
         stream: the batches, and what to test on.
         begin: makes the method with a fresh network; called again at every restart of the stream.
-        journal: is told of everything, and says where to go on.
+        journal: stores evaluations and checkpoints, and returns the one to resume from.
         evaluate_every: steps between evaluations within a task; 0 evaluates at task ends alone.
     """
     method = begin()
@@ -66,7 +66,7 @@ def train(
     if state is None:
         state = {"step": 0, "task": 0, "seconds": 0.0}
         first = stream.tasks - 1 if at_once else 0
-        journal.evaluated(evaluate(method.learner, stream, 0, first, False), method.summary())
+        journal.record(evaluate(method.learner, stream, 0, first, False), method.summary())
     else:
         try:
             method.load_state_dict(state["method"])
@@ -74,50 +74,50 @@ def train(
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"the checkpoint does not fit this run ({error})") from error
 
-    take = stepping(method)
+    take = step_function(method)
     step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
     watch = Watch(method, stream, step, state.get("skipped", (0, 0)))
     while step < len(stream):
         if step and step in stream.restarts:
             method = begin()
-            take = stepping(method)
-            watch = Watch(method, stream, step, watch.skipped)
+            take = step_function(method)
+            watch = Watch(method, stream, step, watch.skip_counts)
         step += 1
         watch.step(take, stream[step - 1], step)
 
         end = step in stream.ends
         measure = end or (evaluate_every > 0 and step % evaluate_every == 0)
-        keep = journal.reached(step) or end
+        keep = journal.advance(step) or end
         if not (measure or keep):
             continue
         clock.stop()
-        watch.look(step)
+        watch.check(step)
         if measure:
             learned = stream.tasks - 1 if at_once else task
-            with watch.advising():
+            with watch.advice_on_error():
                 evaluation = evaluate(method.learner, stream, step, learned, end)
-            journal.evaluated(evaluation, method.summary() | watch.summary())
+            journal.record(evaluation, method.summary() | watch.summary())
         task += end
         if keep:
-            reached = {"step": step, "task": task, "seconds": clock.seconds}
+            progress = {"step": step, "task": task, "seconds": clock.seconds}
             if watch.skips:
-                reached["skipped"] = watch.skipped
+                progress["skipped"] = watch.skip_counts
             random = random_states(device)
-            journal.save({**reached, "method": method.state_dict(), "random": random})
+            journal.save({**progress, "method": method.state_dict(), "random": random})
         clock.go()
     return method
 
 
-def stepping(method: Method) -> Callable[[Batch], None]:
-    """Return how the method takes a step: as it stands, or by CUDA graphs."""
+def step_function(method: Method) -> Callable[[Batch], None]:
+    """Return the function that runs a step: eagerly, or by CUDA graphs."""
     own = type(method).step is not Method.step  # then learn may be but a part of it
     if own or not method.learner.captured:
         return method.step
-    captured = Captured(method, CudaGraphs(method.learner.device))
+    captured = CapturedMethod(method, CudaGraphs(method.learner.device))
 
     def take(batch: Batch) -> None:
         captured.learn(batch)
-        method.between()
+        method.after_step()
 
     return take
 

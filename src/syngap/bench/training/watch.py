@@ -1,4 +1,4 @@
-"""What the loop does about numbers that are not finite: says where and why, or goes on without."""
+"""Non-finite numbers in training: raise an error that says where and why, or skip the step."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from syngap.bench.training.checkpoint import random_states, restore_random_state
 __all__ = ["Watch"]
 
 _IN_A_ROW = 100  # steps that may be skipped one after another: then nothing is learned any more
-_GLANCE = 64  # steps between looks at a GPU that nobody waits for
+_GLANCE = 64  # steps between checks of a GPU's counters, without waiting for it
 _LOWER = 10.0
 
 Take = Callable[[Batch], None]
 
 
 class Watch:
-    """Takes the steps of a method, and lets nothing that is not finite come of them.
+    """Runs the steps of a method, and stops or skips those with non-finite numbers.
 
     Args:
-        method: whose `learner` says what is to be done.
-        stream: where steps and tasks are.
-        begun: how many steps came before.
-        skipped: how many of them were skipped, and how many of these were the last ones.
+        method: the method; its learner's guard holds the policy.
+        stream: for the number of steps and tasks in messages.
+        steps_before: steps done before this object was made.
+        skip_counts: steps skipped so far, and how many of these were the last ones.
     """
 
     def __init__(
-        self, method: Method, stream: Stream, begun: int, skipped: tuple[int, int] = (0, 0)
+        self,
+        method: Method,
+        stream: Stream,
+        steps_before: int,
+        skip_counts: tuple[int, int] = (0, 0),
     ) -> None:
         self._method, self._guard, self._stream = method, method.learner.guard, stream
-        self._begun = begun
-        self._skipped, self._in_a_row = skipped
+        self._steps_before = steps_before
+        self._skipped, self._in_a_row = skip_counts
 
     @property
     def skips(self) -> bool:
@@ -47,8 +51,8 @@ class Watch:
         return self._guard.policy == "skip"
 
     @property
-    def skipped(self) -> tuple[int, int]:
-        """How many steps were skipped, and how many of these were the last ones."""
+    def skip_counts(self) -> tuple[int, int]:
+        """Steps skipped so far, and how many of these were the last ones."""
         return self._skipped, self._in_a_row
 
     def summary(self) -> dict[str, float]:
@@ -56,7 +60,7 @@ class Watch:
         return {"skipped": self._skipped} if self.skips else {}
 
     def step(self, take: Take, batch: Batch, step: int) -> None:
-        """Let the method take a step, the first being 1; raise or undo what goes wrong.
+        """Run one step (the first is 1); raise or undo it where numbers are not finite.
 
         FloatingPointError says which step, what was not finite, and what may help.
         """
@@ -68,7 +72,7 @@ class Watch:
             if step % _GLANCE == 0:
                 self._read_notes(wait=False)
             return
-        back = self._held()
+        restore = self._snapshot()
         try:
             take(batch)
         except FloatingPointError as error:
@@ -77,44 +81,44 @@ class Watch:
             if self._in_a_row == _IN_A_ROW or not _finite(self._method.learner.parameters()):
                 raise self._failure(error, batch, step) from error
             self._method.undo()
-            back()
+            restore()
         else:
             self._in_a_row = 0
-            if not self._guard.asked:
+            if not self._guard.has_loss:
                 raise UserError(
                     "training.non_finite: skip needs a method that calls self.backward(loss) "
                     f"before it changes anything, and {type(self._method).__name__} has a learn of "
                     "its own that does not"
                 )
 
-    def look(self, step: int) -> None:
-        """Raise where anything is not finite that would be measured or kept after `step` steps."""
+    def check(self, step: int) -> None:
+        """Raise FloatingPointError if the state after `step` steps is not finite."""
         self._read_notes(wait=True)
-        if not _finite(self._method.lasting()):
-            raise FloatingPointError(self._said("the update", step))
+        if not _finite(self._method.finite_tensors()):
+            raise FloatingPointError(self._message("the update", step))
 
     @contextmanager
-    def advising(self) -> Iterator[None]:
-        """Say of an error what may help."""
+    def advice_on_error(self) -> Iterator[None]:
+        """Add advice to a FloatingPointError raised inside."""
         try:
             yield
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{self._advice()}") from error
 
-    def _held(self) -> Callable[[], None]:
+    def _snapshot(self) -> Callable[[], None]:
         learner = self._method.learner
-        back, random = learner.held(), random_states(learner.device)
+        restore_learner, random = learner.snapshot(), random_states(learner.device)
 
-        def bring_back() -> None:
-            back()
+        def restore() -> None:
+            restore_learner()
             restore_random_states(random, learner.device)
 
-        return bring_back
+        return restore
 
     def _read_notes(self, wait: bool) -> None:
         finite = self._guard.finite_losses(wait)
         if finite is not None:
-            raise FloatingPointError(self._said("the loss", self._begun + finite + 1))
+            raise FloatingPointError(self._message("the loss", self._steps_before + finite + 1))
 
     def _failure(self, error: FloatingPointError, batch: Batch, step: int) -> FloatingPointError:
         """Return the error that says what was the first not to be finite."""
@@ -125,14 +129,14 @@ class Watch:
                 "leave out what misses"
             )
         if not _finite(learner.parameters()):
-            return FloatingPointError(self._said("the update", step - 1))
+            return FloatingPointError(self._message("the update", step - 1))
         what = "the gradients" if "gradients" in str(error) else "the loss"
         if not _finite([learner.evaluate(batch.x, newest=True)]):
             what = "the logits"
         many = f", as in {self._in_a_row} steps in a row" if self._in_a_row > 1 else ""
-        return FloatingPointError(self._said(what, step, many))
+        return FloatingPointError(self._message(what, step, many))
 
-    def _said(self, what: str, step: int, many: str = "") -> str:
+    def _message(self, what: str, step: int, many: str = "") -> str:
         verb = "are" if what in ("the logits", "the gradients") else "is"
         return f"{what} of {self._where(step)} {verb} not finite{many}{self._advice()}"
 

@@ -21,7 +21,7 @@ from syngap.bench.config.reading import reading
 from syngap.bench.config.search import Search
 from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError
-from syngap.bench.extras import needed
+from syngap.bench.extras import import_extra
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import IfThere, Plan, check_equal, jobs_of, make_plan
 from syngap.bench.runner.run import Job
@@ -57,7 +57,7 @@ class Tuning:
         if_there: IfThere = "refuse",
         device: str | None = None,
     ) -> None:
-        needed("optuna", "tune")
+        import_extra("optuna", "tune")
         self.experiment, self.search = experiment, _search_of(experiment)
         chosen = experiment.select(rows or list(self.search.spaces), None)
         for row in chosen.methods:
@@ -124,7 +124,7 @@ class Tuning:
             number, spaces = len(ended), self.search.spaces[row]
             values = self._recorded_values(row, number)
             if values is None:
-                seed = seeds.derived(self.search.seeds[0], f"search/{row}/{number}")
+                seed = seeds.derive(self.search.seeds[0], f"search/{row}/{number}")
                 values = suggestion(spaces, ended, seed)
             self._current[row] = self._trial(row, number, values)
             if to_do := self._current[row].to_do():

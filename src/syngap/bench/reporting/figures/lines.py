@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.reporting.curves import Line, Sweep
-from syngap.bench.reporting.figures.style import COLOURS, DASHES, INK, LINE, SOFT, bare, drawn
+from syngap.bench.reporting.figures.style import (
+    COLOURS,
+    DASHES,
+    INK,
+    LINE,
+    SOFT,
+    figure_file,
+    remove_frame,
+)
 from syngap.bench.reporting.headline import rivals, subject
 from syngap.bench.reporting.rows import Row, finished_runs, rows
 from syngap.bench.reporting.series import Band, accuracy_curve, boundaries, steps_of
@@ -55,7 +63,7 @@ def accuracy_figure(runs: Sequence[Run], path: Path, names: Sequence[str] | None
         raise UserError("a run has no metrics.jsonl: there is no stream to draw")
     ends = boundaries(continual)
     lines = _stream_lines(chosen, runs, float(len(ends)))
-    with drawn(path, (8, 4)) as figure:
+    with figure_file(path, (8, 4)) as figure:
         axes = figure.add_subplot(
             xlabel="training steps", ylabel="accuracy on tasks seen so far, %"
         )
@@ -106,7 +114,7 @@ def _mark_tasks(axes: Axes, ends: Sequence[float]) -> None:
         axes.axvline(start, color=LINE, linewidth=0.8)
         text = f"task {task}" if len(ends) <= 10 else str(task)
         axes.text((start + end) / 2, 101.5, text, ha="center", va="bottom", fontsize=10)
-    bare(axes)
+    remove_frame(axes)
 
 
 def _label_ends(axes: Axes, lines: Sequence[_StreamLine]) -> None:
@@ -139,7 +147,7 @@ def sweep_figure(sweep: Sweep, path: Path) -> None:
         path: the file to write; it ends in .svg or .pdf.
     """
     looks = _looks()
-    with drawn(path, (7, 4)) as figure:
+    with figure_file(path, (7, 4)) as figure:
         axes = figure.add_subplot(xlabel=sweep.name, ylabel="ACC, %")
         ends = []
         for line in sweep.lines:
@@ -148,7 +156,7 @@ def sweep_figure(sweep: Sweep, path: Path) -> None:
             _draw_sweep_line(axes, sweep, line, colour, dash, 2.4 if ours else 1.7)
             ends.append((line.spreads("ACC")[-1].mean, line.label, colour))
         _scale(axes, sweep)
-        bare(axes)
+        remove_frame(axes)
         _draw_crosses(axes, sweep, [colour for *_, colour in ends])
         height = float("inf")
         for end, label, colour in sorted(ends, reverse=True):
@@ -180,7 +188,7 @@ def _draw_sweep_line(
 def _draw_crosses(axes: Axes, sweep: Sweep, colours: Sequence[str]) -> None:
     at = dict(zip(sweep.values, _places(sweep), strict=True))
     for line, colour in zip(sweep.lines, colours, strict=True):
-        for value in line.unfinished:
+        for value in line.unfinished_rows:
             axes.plot([at[value]], [0.0], "x", color=colour, markersize=7, clip_on=False)
 
 

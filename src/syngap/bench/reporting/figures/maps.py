@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from syngap.bench.reporting.figures.style import COLOURS, LINE, SOFT, drawn, ramp
+from syngap.bench.reporting.figures.style import COLOURS, LINE, SOFT, figure_file, ramp
 from syngap.bench.reporting.landscapes import contour_levels, landscape_labels
 from syngap.bench.reporting.series import Layers, tensor_title
 from syngap.bench.reporting.statistics import finite
@@ -45,7 +45,7 @@ def layers_figure(layers: Layers, title: str, path: Path) -> None:
         scale = LogNorm(min(flat, default=1), max(flat, default=10))
         label = "importance, in multiples of the network's mean"
         quantities.insert(0, (layers.importance, label, scale, ramp(*_IMPORTANCE)))
-    with drawn(path, (8, 1.5 + _LINE_HEIGHT * max(len(layers.names), 10))) as figure:
+    with figure_file(path, (8, 1.5 + _LINE_HEIGHT * max(len(layers.names), 10))) as figure:
         panels: Any = figure.subplots(1, len(quantities), squeeze=False, sharey=True)
         for axes, (values, label, scale, shades) in zip(panels[0], quantities, strict=True):
             image = axes.imshow(
@@ -88,7 +88,7 @@ def landscape_figure(
     columns = min(across, len(known))
     lines = math.ceil(len(known) / columns)
     titles = landscape_labels([found for found, _ in known])
-    with drawn(path, (2.75 * columns + 1.0, 3.15 * lines), compressed=True) as figure:
+    with figure_file(path, (2.75 * columns + 1.0, 3.15 * lines), compressed=True) as figure:
         panels: Any = figure.subplots(lines, columns, squeeze=False)
         norm = BoundaryNorm(steps, shades.N)
         for place, (_, grid) in enumerate(known):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, bare, drawn
+from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, figure_file, remove_frame
 from syngap.optim.plasticity import plasticity
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def plasticity_figure(path: Path) -> None:
     Args:
         path: the file to write; it ends in .svg or .pdf.
     """
-    with drawn(path, (8, 3.6)) as figure:
+    with figure_file(path, (8, 3.6)) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for mean, colour in _MEANS.items():
             _curve(left, mean, _USUAL, colour, f"μ = {mean:g}")
@@ -45,12 +45,12 @@ def plasticity_figure(path: Path) -> None:
                 ylim=(0, 1.05),
                 xlabel="importance F (dots: F = μ)",
             )
-            bare(axes)
+            remove_frame(axes)
             axes.legend(frameon=False, fontsize=10, labelcolor="linecolor", loc="upper right")
 
 
 def _curve(axes: Axes, mean: float, consolidation: float, colour: str, label: str) -> None:
-    places = _spaced(_LOW, _HIGH, 400)
+    places = _linspace(_LOW, _HIGH, 400)
     shares = plasticity(_tensor(places), mean, consolidation=consolidation).tolist()
     axes.plot(places, shares, color=colour, linewidth=2.0, label=label)
     at_mean = plasticity(_tensor([mean]), mean, consolidation=consolidation).tolist()
@@ -61,7 +61,7 @@ def _tensor(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _spaced(low: float, high: float, count: int) -> list[float]:
+def _linspace(low: float, high: float, count: int) -> list[float]:
     """Return values between two others, equal ratios apart."""
     ratio = math.log(high / low) / (count - 1)
     return [low * math.exp(ratio * place) for place in range(count)]

@@ -1,4 +1,4 @@
-"""What all figures share: colours, letters, and bytes that are the same each time."""
+"""Shared style of the figures: colours, fonts, and reproducible files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "DASHES", "FORMATS", "INK", "LINE", "SOFT", "bare", "drawn", "ramp"]
+__all__ = [
+    "COLOURS",
+    "DASHES",
+    "FORMATS",
+    "INK",
+    "LINE",
+    "SOFT",
+    "figure_file",
+    "ramp",
+    "remove_frame",
+]
 
 FORMATS = ("svg", "pdf")
 INK, SOFT, LINE = "#0a5bb0", "#59626d", "#d8dce1"
@@ -32,15 +42,17 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": SOFT,
     "ytick.color": SOFT,
 }
-_UNDATED = {
+_NO_DATE = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 
 
 @contextmanager
-def drawn(path: Path, size: tuple[float, float], *, compressed: bool = False) -> Iterator[Figure]:
-    """Give a figure of `size` inches to draw on, then write it to `path`, as its ending says.
+def figure_file(
+    path: Path, size: tuple[float, float], *, compressed: bool = False
+) -> Iterator[Figure]:
+    """Yield a figure of `size` inches, then write it to `path` in the format of its suffix.
 
     With `compressed`, panels of a fixed shape move together. The background is white, so that a
     figure reads the same on a light page and on a dark one. The same drawing gives the same bytes.
@@ -57,12 +69,12 @@ def drawn(path: Path, size: tuple[float, float], *, compressed: bool = False) ->
         figure = Figure(figsize=size, facecolor="white", layout=margins)
         yield figure
         content = io.BytesIO()
-        figure.savefig(content, format=kind, metadata=_UNDATED[kind])
+        figure.savefig(content, format=kind, metadata=_NO_DATE[kind])
     write(path, content.getvalue(), within=path.parent)
 
 
-def bare(axes: Axes, grid: str = "y") -> None:
-    """Leave of a frame what helps reading: faint lines across, and no box."""
+def remove_frame(axes: Axes, grid: str = "y") -> None:
+    """Remove the box around a plot and draw a faint grid."""
     if grid:
         axes.grid(axis=grid, color=LINE, linewidth=0.8)  # type: ignore[arg-type]
     axes.set_axisbelow(True)

@@ -9,8 +9,8 @@ document.getElementById("scope").textContent = [
 
 function drawAgainst() {
   if (!data.against.length) return;
-  const ends = { 1: "more accurate", 0: "not told apart", "-1": "less accurate", null: "too few seeds" };
-  const forgets = { 1: "forgets more", 0: "not told apart", "-1": "forgets less", null: "too few seeds" };
+  const ends = { 1: "more accurate", 0: "no significant difference", "-1": "less accurate", null: "too few seeds" };
+  const forgets = { 1: "forgets more", 0: "no significant difference", "-1": "forgets less", null: "too few seeds" };
   const host = section("against");
   host.querySelector(".flattered").hidden = !data.flattered;
   const table = make(host.querySelector(".scroll"), "table", { class: "plain" });

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from refused import refused
 
 from syngap.bench.errors import UserError
-from syngap.bench.streams import unpickled as module
-from syngap.bench.streams.unpickled import unpickled
+from syngap.bench.streams import pickles as module
+from syngap.bench.streams.pickles import read_pickle
 
 PIXELS = np.arange(6 * 3072, dtype=np.uint64).astype(np.uint8).reshape(6, 3072)
 BATCH: dict[bytes | str, Any] = {
@@ -56,19 +56,19 @@ def same(found: dict[Any, Any], expected: dict[Any, Any]) -> bool:
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_what_todays_numpy_wrote_comes_back(protocol: int, order: Any) -> None:
     batch = {**BATCH, b"data": np.array(PIXELS, order=order)}
-    assert same(unpickled(pickle.dumps(batch, protocol), "f"), BATCH)
+    assert same(read_pickle(pickle.dumps(batch, protocol), "f"), BATCH)
 
 
 def test_read_only_arrays_come_back() -> None:
     fixed = PIXELS.copy()
     fixed.flags.writeable = False
-    assert same(unpickled(pickle.dumps({b"data": fixed}, 5), "f"), {b"data": PIXELS})
+    assert same(read_pickle(pickle.dumps({b"data": fixed}, 5), "f"), {b"data": PIXELS})
 
 
 def test_what_python_2_wrote_comes_back() -> None:
     expected = {b"data": PIXELS[:2], b"fine_labels": [7, 8]}
     assert same(pickle.loads(BY_PYTHON_2, encoding="bytes"), expected)  # the file is what it says
-    assert same(unpickled(BY_PYTHON_2, "f"), expected)
+    assert same(read_pickle(BY_PYTHON_2, "f"), expected)
 
 
 # What must not happen ----------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_a_program_is_refused_and_not_run(
         pickle.loads(program("trap"))
     assert Path("trap").is_dir(), "the attack is none: pickle would not have run it"
     with refused("f: refused"):
-        unpickled(program("ours"), "f")
+        read_pickle(program("ours"), "f")
     assert not Path("ours").exists()
 
 
@@ -159,14 +159,14 @@ def test_a_program_is_refused_and_not_run(
 def test_what_plain_data_does_not_need_is_refused(program: bytes) -> None:
     loaded = set(sys.modules)
     with refused("refused"):
-        unpickled(b"\x80\x04" + program, "f")
+        read_pickle(b"\x80\x04" + program, "f")
     assert set(sys.modules) == loaded
 
 
 @pytest.mark.parametrize("length", range(2, len(BY_PYTHON_2), 331))
 def test_a_cut_file_is_called_that(length: int) -> None:
     with refused("f: cut short"):
-        unpickled(BY_PYTHON_2[:length], "f")
+        read_pickle(BY_PYTHON_2[:length], "f")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_cut_file_is_called_that(length: int) -> None:
 )
 def test_damage_is_refused(program: bytes) -> None:
     with refused("f: "):
-        unpickled(program, "f")
+        read_pickle(program, "f")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_claimed_sizes_take_no_memory(program: bytes) -> None:
     tracemalloc.start()
     try:
         with refused("f: "):
-            unpickled(data, "f")
+            read_pickle(data, "f")
         assert tracemalloc.get_traced_memory()[1] < 3_000_000
     finally:
         tracemalloc.stop()
@@ -230,14 +230,14 @@ def test_claimed_sizes_take_no_memory(program: bytes) -> None:
 def test_endless_programs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_STEPS", 1000)
     with refused("more than 1000 steps"):
-        unpickled(b"\x80\x02" + b"]" * 5000 + b".", "f")
+        read_pickle(b"\x80\x02" + b"]" * 5000 + b".", "f")
 
 
 def test_deep_nesting_does_not_exhaust_the_interpreter() -> None:
     deep = b")" + b"\x85" * 100_000
     with refused("f: "):
-        unpickled(b"\x80\x02}" + deep + b"K\x01s.", "f")  # to be hashed as a key
-    assert unpickled(b"\x80\x04}" + short("a") + deep + b"s.", "f").keys() == {"a"}
+        read_pickle(b"\x80\x02}" + deep + b"K\x01s.", "f")  # to be hashed as a key
+    assert read_pickle(b"\x80\x04}" + short("a") + deep + b"s.", "f").keys() == {"a"}
 
 
 # Whatever the bytes ------------------------------------------------------------------------------
@@ -264,4 +264,4 @@ def damaged(draw: st.DrawFn) -> bytes:
 )
 def test_any_bytes_give_a_dictionary_or_a_refusal(data: bytes) -> None:
     with suppress(UserError):
-        assert isinstance(unpickled(data, "f"), dict)
+        assert isinstance(read_pickle(data, "f"), dict)

@@ -15,8 +15,8 @@ from torch import Tensor
 from syngap.bench.methods import Method
 from syngap.bench.methods.er import ER
 from syngap.bench.streams import Batch, Stream
-from syngap.bench.tape import Tape, decided, played, recorded
-from syngap.bench.training.captured import Captured
+from syngap.bench.tape import Tape, decision, play, record
+from syngap.bench.training.capture import CapturedMethod
 
 CPU = torch.device("cpu")
 
@@ -28,12 +28,12 @@ def plain(method: Method, batches: Stream) -> Method:
     return method
 
 
-def by_graphs(method: Method, batches: Stream, graphs: Rerun) -> Captured:
+def by_graphs(method: Method, batches: Stream, graphs: Rerun) -> CapturedMethod:
     torch.manual_seed(3)
-    captured = Captured(method, graphs)
+    captured = CapturedMethod(method, graphs)
     for step in range(len(batches)):
         captured.learn(batches[step])
-        method.between()
+        method.after_step()
     return captured
 
 
@@ -41,11 +41,11 @@ def by_graphs(method: Method, batches: Stream, graphs: Rerun) -> Captured:
 def test_every_method_ends_where_its_steps_would(case: str) -> None:
     begin = beginning(case, stream())
     one, other = begin(), begin()
-    batches = stream().presented(one.sees)
+    batches = stream().present(one.sees)
     plain(one, batches)
     graphs = Rerun(other)
     captured = by_graphs(other, batches, graphs)
-    assert captured.why == ""
+    assert captured.failure == ""
     assert graphs.captured >= 2  # batches of three and of four samples
     assert graphs.replayed > len(batches) / 2
     assert_identical(one.state_dict(), other.state_dict())
@@ -71,7 +71,7 @@ def test_a_method_that_counts_in_learn_is_not_captured_and_loses_nothing() -> No
     plain(one, stream())
     with pytest.warns(UserWarning, match="changes in learn"):
         captured = by_graphs(other, stream(), Rerun(other))
-    assert captured.why
+    assert captured.failure
     assert_identical(one.state_dict(), other.state_dict())
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_captured_goes_on_as_it_stands_and_says_why() -> None:
         captured = by_graphs(
             other, stream(), Rerun(other, refuses="not permitted\nwhile capturing")
         )
-    assert captured.why == "not permitted while capturing"
+    assert captured.failure == "not permitted while capturing"
     assert_identical(one.state_dict(), other.state_dict())
 
 
@@ -103,7 +103,7 @@ class Refreshing(ER):
     def phase(self) -> Hashable:
         return self.steps % 3 == 0
 
-    def replayed(self) -> None:
+    def count_replay(self) -> None:
         self.steps += 1
 
     def learn(self, batch: Batch) -> None:
@@ -131,36 +131,36 @@ def counting() -> Callable[[], Tensor]:
 
 def test_decisions_are_made_where_there_is_no_tape() -> None:
     make = counting()
-    assert [decided(make, CPU).item() for _ in range(3)] == [0, 1, 2]
+    assert [decision(make, CPU).item() for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_tape_keeps_the_order_and_the_places() -> None:
     tape, first, second = Tape(), counting(), counting()
-    with recorded(tape):
-        places = [decided(first, CPU), decided(second, CPU), decided(first, CPU)]
+    with record(tape):
+        places = [decision(first, CPU), decision(second, CPU), decision(first, CPU)]
     assert [place.item() for place in places] == [0, 0, 1]
     made = tape.make_again()
     assert [value.item() for value in made] == [2, 1, 3]
     assert [place.item() for place in places] == [0, 0, 1]
     tape.put(made)
     assert [place.item() for place in places] == [2, 1, 3]
-    with played(tape.places):
-        assert all(decided(first, CPU) is place for place in places)
+    with play(tape.places):
+        assert all(decision(first, CPU) is place for place in places)
         with pytest.raises(RuntimeError, match="more decisions than were recorded"):
-            decided(first, CPU)
-    assert decided(first, CPU).item() == 4  # nothing was made meanwhile
+            decision(first, CPU)
+    assert decision(first, CPU).item() == 4  # nothing was made meanwhile
 
 
 def test_a_tape_is_put_away_after_an_error() -> None:
-    for within in (recorded(Tape()), played([])):
+    for within in (record(Tape()), play([])):
         with pytest.raises(KeyError), within:
             raise KeyError
-    assert decided(lambda: torch.tensor(7), CPU).item() == 7
+    assert decision(lambda: torch.tensor(7), CPU).item() == 7
 
 
 def test_other_shapes_do_not_fit() -> None:
     tape, lengths = Tape(), iter([2, 2, 3])
-    with recorded(tape):
-        decided(lambda: torch.zeros(next(lengths)), CPU)
+    with record(tape):
+        decision(lambda: torch.zeros(next(lengths)), CPU)
     assert tape.fits(tape.make_again())
     assert not tape.fits(tape.make_again())

@@ -1,9 +1,9 @@
-"""Steps as CUDA graphs: what Python did once the GPU repeats, without waiting for Python.
+"""Training steps as CUDA graphs, which the GPU replays without waiting for Python.
 
-The first steps with batches of a shape run as they stand. One is then recorded: what the CPU
-decided in it goes onto a tape (`bench.tape`). The next is captured, and from then on the CPU makes
-its decisions, and the GPU replays the rest. A method's author writes none of this; where a step
-cannot be captured it goes on as it stands, and says why.
+The first steps with batches of a shape run eagerly. One is then recorded: what the CPU decides in
+it goes onto a tape (`bench.tape`). The next is captured, and from then on the CPU makes its
+decisions and the GPU replays the rest. A method's author writes none of this. A step that cannot
+be captured runs eagerly, and a warning says why.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 from syngap.bench.memory import Memory
 from syngap.bench.methods.method import Method
 from syngap.bench.streams.stream import Batch
-from syngap.bench.tape import Tape, played, recorded
+from syngap.bench.tape import Tape, play, record
 
-__all__ = ["Captured", "CudaGraphs", "Graphs"]
+__all__ = ["CapturedMethod", "CudaGraphs", "Graphs"]
 
 _WARM = 3  # steps of a shape until libraries have chosen their kernels and optimizers have states
 
@@ -31,27 +31,27 @@ Replay = Callable[[], None]
 
 
 class Graphs(Protocol):
-    """How a step is captured."""
+    """Captures steps."""
 
-    def aside(self) -> Any:
-        """Return a context in which steps that are not captured run."""
+    def side_stream(self) -> Any:
+        """Return a context for steps that run eagerly."""
         ...
 
     def capture(self, step: Callable[[], None], generators: list[torch.Generator]) -> Replay:
-        """Return what does `step` again, having run its Python once and the rest not yet."""
+        """Run the Python code of `step` once and return a function that runs its kernels."""
         ...
 
 
 class CudaGraphs:
-    """Captures on a stream of its own, as CUDA demands; all graphs share one pool of memory."""
+    """Captures on a CUDA stream of its own, as CUDA demands; all graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Run on that stream, between what came before and what comes after."""
+    def side_stream(self) -> Iterator[None]:
+        """Run on that stream, in order with the work before and after."""
         outside = torch.cuda.current_stream()
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
@@ -88,61 +88,61 @@ class CudaGraphs:
 
 
 @dataclass
-class _Recorded:
+class _Recording:
     batch: Batch  # where the graph reads samples from
     tape: Tape
-    counted: dict[str, float]  # by how much each number that Python keeps grew in one step
+    growth: dict[str, float]  # by how much each number that Python keeps grew in one step
     replay: Replay | None = None
-    checked: bool = False
+    is_checked: bool = False
 
 
-class Captured:
-    """Learns as `method` does, by graphs where that can be.
+class CapturedMethod:
+    """A method whose `learn` is replayed from CUDA graphs where possible.
 
     Args:
-        method: whose `learn` is captured, a graph for each shape of batch and each `phase`.
-        graphs: how.
+        method: its `learn` is captured, one graph for each shape of batch and each `phase`.
+        graphs: captures the steps.
 
     Attributes:
-        why: the reason for which steps are not captured any more, "" while they are.
+        failure: why steps are no longer captured, "" while they are.
     """
 
     def __init__(self, method: Method, graphs: Graphs) -> None:
-        self.why = ""
+        self.failure = ""
         self._method, self._graphs = method, graphs
-        self._met: Counter[Hashable] = Counter()
-        self._recorded: dict[Hashable, _Recorded] = {}
+        self._step_counts: Counter[Hashable] = Counter()
+        self._recordings: dict[Hashable, _Recording] = {}
 
     def learn(self, batch: Batch) -> None:
         """Learn from one batch, as `method.learn` would."""
-        if self.why:
+        if self.failure:
             self._method.learn(batch)
             return
         key = (batch.x.shape, batch.x.dtype, batch.y.shape, self._method.phase())
-        self._met[key] += 1
-        if key in self._recorded:
-            self._replay(self._recorded[key], batch)
-        elif self._met[key] <= _WARM:
-            with self._graphs.aside():
+        self._step_counts[key] += 1
+        if key in self._recordings:
+            self._replay(self._recordings[key], batch)
+        elif self._step_counts[key] <= _WARM:
+            with self._graphs.side_stream():
                 self._method.learn(batch)
         else:
-            self._recorded[key] = self._record(batch)
+            self._recordings[key] = self._record(batch)
 
-    def _record(self, batch: Batch) -> _Recorded:
-        """Learn from a batch, putting what the CPU decides onto a tape."""
+    def _record(self, batch: Batch) -> _Recording:
+        """Learn from a batch and record the CPU's decisions on a tape."""
         own, tape = Batch(batch.x.clone(), batch.y.clone()), Tape()
         before = _numbers(self._method)
-        with self._graphs.aside(), recorded(tape):
+        with self._graphs.side_stream(), record(tape):
             self._method.learn(own)
-        return _Recorded(own, tape, _growth(before, _numbers(self._method)))
+        return _Recording(own, tape, _growth(before, _numbers(self._method)))
 
-    def _replay(self, step: _Recorded, batch: Batch) -> None:
+    def _replay(self, step: _Recording, batch: Batch) -> None:
         step.batch.x.copy_(batch.x)
         step.batch.y.copy_(batch.y)
-        before = {} if step.checked else _numbers(self._method)
+        before = {} if step.is_checked else _numbers(self._method)
         decisions = step.tape.make_again()
-        if not step.tape.fits(decisions):  # a memory that had less to give than was asked for
-            with self._graphs.aside(), played(decisions):
+        if not step.tape.fits(decisions):  # a memory with fewer samples than a draw takes
+            with self._graphs.side_stream(), play(decisions):
                 self._method.learn(batch)
             return
         step.tape.put(decisions)
@@ -150,16 +150,16 @@ class Captured:
             self._capture(step)
             return
         step.replay()
-        self._method.replayed()
-        if not step.checked:
-            step.checked = True
+        self._method.count_replay()
+        if not step.is_checked:
+            step.is_checked = True
             self._check(step, _growth(before, _numbers(self._method)))
 
-    def _capture(self, step: _Recorded) -> None:
-        """Capture a step and do it; where it cannot be captured, do it as it stands."""
+    def _capture(self, step: _Recording) -> None:
+        """Capture a step and run it; run it eagerly if it cannot be captured."""
 
         def learn() -> None:
-            with played(step.tape.places):
+            with play(step.tape.places):
                 self._method.learn(step.batch)
 
         try:
@@ -170,26 +170,28 @@ class Captured:
         else:
             step.replay()
 
-    def _check(self, step: _Recorded, counted: dict[str, float]) -> None:
-        """Give up where Python counted otherwise than in the step that was recorded.
+    def _check(self, step: _Recording, growth: dict[str, float]) -> None:
+        """Give up if Python's counters grew otherwise than in the recorded step.
 
         A number that `learn` changes may decide what it does next, which no graph would notice.
         """
-        for name in sorted({*counted, *step.counted}):
-            if counted.get(name, 0) != step.counted.get(name, 0):
-                missed = step.counted.get(name, 0) - counted.get(name, 0)
+        for name in sorted({*growth, *step.growth}):
+            if growth.get(name, 0) != step.growth.get(name, 0):
+                missed = step.growth.get(name, 0) - growth.get(name, 0)
                 _add(self._method, name, missed)
-                self._give_up(f"{name} changes in learn; count in between, which is not captured")
+                self._give_up(
+                    f"{name} changes in learn; count in after_step, which is not captured"
+                )
 
     def _give_up(self, why: str) -> None:
-        self.why = why
+        self.failure = why
         warnings.warn(f"steps are not captured: {why}", stacklevel=2)
 
 
 def _numbers(value: Any, name: str = "", depth: int = 4) -> dict[str, float]:
     """Return the numbers that Python keeps in a method and its optimizer, by path.
 
-    Those of a memory change where it decides, which is done anew at every step.
+    Those of a memory change with its decisions, which are made anew at every step.
     """
     if isinstance(value, (bool, Memory)) or depth < 0:
         return {}
@@ -218,8 +220,8 @@ def _growth(before: dict[str, float], after: dict[str, float]) -> dict[str, floa
 
 def _add(value: Any, name: str, amount: float) -> None:
     """Add to the number at a path that `_numbers` gave."""
-    *way, last = name.split(".")
-    for key in way:
+    *parents, last = name.split(".")
+    for key in parents:
         value = _part(value, key)
     if isinstance(value, dict):
         value[last] += amount
@@ -236,7 +238,7 @@ def _part(value: Any, key: str) -> Any:
 
 
 def _generators(method: Method) -> list[torch.Generator]:
-    """Return the sources of random numbers that the GPU draws from itself."""
-    held = [*vars(method).values(), *vars(method.learner).values()]
-    found = {id(value): value for value in held if isinstance(value, torch.Generator)}
+    """Return the random generators on the GPU."""
+    values = [*vars(method).values(), *vars(method.learner).values()]
+    found = {id(value): value for value in values if isinstance(value, torch.Generator)}
     return [generator for generator in found.values() if generator.device.type == "cuda"]

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from syngap.bench.errors import UserError
 
-__all__ = ["unpickled"]
+__all__ = ["read_pickle"]
 
 MOST_STEPS = 2_000_000  # official archives need 350,000; each takes a few dozen bytes of memory
 LONG = 4096  # longer strings stay where they are instead of being copied
 
 
-def unpickled(data: bytes | memoryview, where: str) -> dict[bytes | str, Any]:
+def read_pickle(data: bytes | memoryview, where: str) -> dict[bytes | str, Any]:
     """Return the dictionary that `data` is a pickle of, protocol 2 or later.
 
     Texts that Python 2 wrote come back as bytes, arrays as read-only views of `data`.
@@ -36,9 +36,9 @@ def unpickled(data: bytes | memoryview, where: str) -> dict[bytes | str, Any]:
 
     Examples:
         >>> import pickle
-        >>> unpickled(pickle.dumps({b"labels": [3, 1]}), "file")
+        >>> read_pickle(pickle.dumps({b"labels": [3, 1]}), "file")
         {b'labels': [3, 1]}
-        >>> unpickled(pickle.dumps({b"labels": eval}), "file")
+        >>> read_pickle(pickle.dumps({b"labels": eval}), "file")
         Traceback (most recent call last):
         syngap.bench.errors.UserError: file: refused, it asks for "builtins.eval"; ...
     """
@@ -51,7 +51,7 @@ def unpickled(data: bytes | memoryview, where: str) -> dict[bytes | str, Any]:
         raise UserError(f"{where}: damaged, its pickle makes no sense") from error
 
 
-class _Known(Enum):
+class _Global(Enum):
     """What a pickle may name, and the one type that naming leads to."""
 
     RECONSTRUCT = auto()
@@ -64,14 +64,14 @@ class _Known(Enum):
 
 
 _NAMES = {
-    ("numpy.core.multiarray", "_reconstruct"): _Known.RECONSTRUCT,  # before NumPy 2
-    ("numpy._core.multiarray", "_reconstruct"): _Known.RECONSTRUCT,
-    ("numpy.core.numeric", "_frombuffer"): _Known.FROM_BUFFER,
-    ("numpy._core.numeric", "_frombuffer"): _Known.FROM_BUFFER,
-    ("numpy", "ndarray"): _Known.NDARRAY,
-    ("numpy", "dtype"): _Known.DTYPE,
-    ("_codecs", "encode"): _Known.ENCODE,  # how Python 3 writes bytes for Python 2
-    ("__builtin__", "bytes"): _Known.BYTES,
+    ("numpy.core.multiarray", "_reconstruct"): _Global.RECONSTRUCT,  # before NumPy 2
+    ("numpy._core.multiarray", "_reconstruct"): _Global.RECONSTRUCT,
+    ("numpy.core.numeric", "_frombuffer"): _Global.FROM_BUFFER,
+    ("numpy._core.numeric", "_frombuffer"): _Global.FROM_BUFFER,
+    ("numpy", "ndarray"): _Global.NDARRAY,
+    ("numpy", "dtype"): _Global.DTYPE,
+    ("_codecs", "encode"): _Global.ENCODE,  # how Python 3 writes bytes for Python 2
+    ("__builtin__", "bytes"): _Global.BYTES,
 }
 
 _CONSTANTS = {b"N": None, b"\x88": True, b"\x89": False}
@@ -113,7 +113,7 @@ class _Machine:
         whole = self.pop()
         if type(whole) is not dict:
             raise UserError(f"{self.where}: holds a {type(whole).__name__}, expected a dictionary")
-        return {k: _complete(v) if isinstance(v, _Array) else v for k, v in whole.items()}
+        return {k: _values(v) if isinstance(v, _Array) else v for k, v in whole.items()}
 
     def step(self, code: bytes) -> None:
         if code in _NUMBERS:
@@ -216,8 +216,8 @@ class _Machine:
         if not (type(module) is type(name) is str):
             raise TypeError
         if (module, name) not in _NAMES:
-            asked = ascii(f"{module}.{name}")[1:-1]
-            self.refuse(f'it asks for "{asked[:80]}"')
+            function = ascii(f"{module}.{name}")[1:-1]
+            self.refuse(f'it asks for "{function[:80]}"')
         self.stack.append(_NAMES[module, name])
 
     def stack_name(self) -> None:
@@ -228,11 +228,11 @@ class _Machine:
         arguments, function = self.pop(), self.pop()
         if type(arguments) is not tuple:
             raise TypeError
-        self.stack.append(self.called(function, arguments))
+        self.stack.append(self.call(function, arguments))
 
-    def called(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Return what NumPy or Python would have made."""
-        if function is _Known.ENCODE:
+        if function is _Global.ENCODE:
             text, coding = arguments
             if type(text) is not str or coding != "latin1":
                 raise TypeError
@@ -240,25 +240,25 @@ class _Machine:
             if self.spare < 0:
                 self.refuse("it would grow beyond its size")
             return text.encode("latin-1")
-        if function is _Known.BYTES and not arguments:
+        if function is _Global.BYTES and not arguments:
             return b""
-        if function is _Known.RECONSTRUCT and arguments[0] is _Known.NDARRAY:
+        if function is _Global.RECONSTRUCT and arguments[0] is _Global.NDARRAY:
             return _Array()
-        if function is _Known.FROM_BUFFER:
+        if function is _Global.FROM_BUFFER:
             buffer, kind, shape, order = arguments
-            return _Array(_shaped(buffer, kind, shape, fortran=order == "F"))
-        if function is _Known.DTYPE:
+            return _Array(_reshape(buffer, kind, shape, fortran=order == "F"))
+        if function is _Global.DTYPE:
             if arguments[0] not in ("u1", b"u1"):
                 self.refuse("it holds an array of other things than bytes")
-            return _Known.UINT8
+            return _Global.UINT8
         self.refuse("it calls what is not a function")
 
     def build(self) -> None:
         state, target = self.pop(), self.top()
         if isinstance(target, _Array):
             _, shape, kind, fortran, buffer = state
-            target.values = _shaped(buffer, kind, shape, fortran=fortran is True)
-        elif target is not _Known.UINT8:  # whose state adds nothing to a byte
+            target.values = _reshape(buffer, kind, shape, fortran=fortran is True)
+        elif target is not _Global.UINT8:  # whose state adds nothing to a byte
             self.refuse("it sets the state of an object")
 
     def refuse(self, why: str) -> NoReturn:
@@ -284,8 +284,8 @@ _OTHERS: dict[bytes, Callable[[_Machine], object]] = {
 }
 
 
-def _shaped(buffer: Any, kind: Any, shape: Any, *, fortran: bool) -> NDArray[np.uint8]:
-    if kind is not _Known.UINT8 or type(shape) is not tuple or len(shape) > 8:
+def _reshape(buffer: Any, kind: Any, shape: Any, *, fortran: bool) -> NDArray[np.uint8]:
+    if kind is not _Global.UINT8 or type(shape) is not tuple or len(shape) > 8:
         raise TypeError
     if type(buffer) not in (bytes, memoryview) or any(type(n) is not int or n < 0 for n in shape):
         raise TypeError
@@ -294,7 +294,7 @@ def _shaped(buffer: Any, kind: Any, shape: Any, *, fortran: bool) -> NDArray[np.
     return np.frombuffer(buffer, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def _complete(array: _Array) -> NDArray[np.uint8]:
+def _values(array: _Array) -> NDArray[np.uint8]:
     if array.values is None:
         raise ValueError
     return array.values
