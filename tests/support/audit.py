@@ -7,6 +7,7 @@ ended.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -14,9 +15,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(sys.argv[1] if __name__ == "__main__" else ".").resolve()
 HERE, OUTSIDE = ROOT / "here", ROOT / "outside"
@@ -85,6 +88,7 @@ from tiny import run_inline, tiny, write_arrays  # noqa: E402
 
 from syngap.bench import cli  # noqa: E402
 from syngap.bench.runner import local as engine  # noqa: E402
+from syngap.bench.storage import append  # noqa: E402
 from syngap.bench.store.packed import FILES  # noqa: E402
 from syngap.bench.streams import download  # noqa: E402
 
@@ -309,19 +313,15 @@ def made_here() -> None:
     )
     packed = tar(MEMBERS)
     archive = download.ARCHIVES["cifar100"]
-    import hashlib
-    from dataclasses import replace
-
-    known = replace(archive, md5=hashlib.md5(packed).hexdigest())
-    fetch = download.fetch
+    known = {"cifar100": replace(archive, md5=hashlib.md5(packed).hexdigest())}
 
     def without_network(url: str, part: Path, *_: object) -> None:
-        with download.append(part, within=part.parent) as file:
+        with append(part, within=part.parent) as file:
             file.truncate(0)
             file.write(packed)
 
-    download._resumed = without_network
-    download.fetch = lambda *a, **k: fetch(*a, **{**k, "known": {"cifar100": known}})
+    patch.object(download, "_resumed", without_network).start()
+    patch.object(download, "fetch", partial(download.fetch, known=known)).start()
 
 
 def main() -> None:
@@ -330,10 +330,8 @@ def main() -> None:
         folder.mkdir(parents=True)
     (OUTSIDE / "file").write_text("mine")
     os.chdir(HERE)
-    engine.run_local = lambda jobs, workers, on_event, following=lambda ended: (), **_: run_inline(
-        jobs, workers, on_event, following
-    )
-    os.fsync = lambda handle: None
+    patch.object(engine, "run_local", run_inline).start()
+    patch.object(os, "fsync", lambda handle: None).start()
     with redirect_stdout(sys.stderr):
         made_here()
     print(json.dumps([*attempts(sys.argv[2])]))

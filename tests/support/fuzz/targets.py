@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -51,7 +52,7 @@ def hurried() -> Iterator[None]:
     command = cache(typer.main.get_command)
     with (
         patch.object(engine, "run_local", run_inline),
-        patch.object(registry, "entry_points", cache(registry.entry_points)),
+        patch.object(registry, "entry_points", cache(entry_points)),
         patch.object(typer.main, "get_command", command),
         patch.object(os, "fsync", lambda handle: None),
     ):
