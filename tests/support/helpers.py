@@ -140,6 +140,11 @@ def snapshot(model: nn.Module, optimizer: GatedOptimizer) -> dict[str, Any]:
     )
 
 
+def has_forward_hooks(model: nn.Module) -> bool:
+    """Whether anybody listens to a module of a model; torch has no public way to ask."""
+    return any(module._forward_hooks for module in model.modules())
+
+
 def is_compact(optimizer: GatedOptimizer) -> bool:
     return as_list(optimizer.importance())[0].dtype == torch.bfloat16
 
