@@ -706,6 +706,7 @@ COMPILED_TOLERANCE = {"wrapped-adamw": 5e-6}
 INDUCED = ("momentum-and-decay", "compact", "wrapped-adamw")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")),
     reason="torch.compile needs a C++ compiler",

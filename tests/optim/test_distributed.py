@@ -22,8 +22,8 @@ from syngap import SynGAP
 from syngap.optim.distributed import independent_draws, reduced
 from syngap.optim.scores import sample_labels
 
-# Each spawn takes two cores and has a time limit, so they run one after the other.
-pytestmark = [needs_gloo, pytest.mark.xdist_group("processes")]
+# One start of two processes is for all of them.
+pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 STEPS = 6
 TOLERANCE = 1e-10

@@ -446,6 +446,7 @@ def known() -> Results:
     return Results(ROOT / "results")
 
 
+@pytest.mark.slow
 @in_one_process
 def test_the_numbers_of_this_repository_are_those_of_its_results(known: Results) -> None:
     """What `make check-results` does, so that `make test` knows it too."""

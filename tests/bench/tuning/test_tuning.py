@@ -490,6 +490,7 @@ def test_values_have_their_option_s_type() -> None:
 # Processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_as_this_one(
     here: Path, call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
