@@ -620,6 +620,7 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("fragile_method", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fragile")
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def steps(target: str) -> list[Step]:
     return [step for step in TARGETS[target].steps if step.name != "figures"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", NAMES)
 def test_what_is_known_to_be_hostile_gives_a_clear_error(target: str, sandbox: Sandbox) -> None:
     for name, tree in corpus(CORPUS / f"{target}.jsonl", bases(target)).items():

@@ -1,4 +1,4 @@
-"""Thirty steps of SynGAP are thirty steps of the paper's rule written in plain loops."""
+"""Sixteen steps of SynGAP are sixteen steps of the paper's rule written in plain loops."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ from torch.distributions import Categorical
 from syngap import SynGAP
 from syngap.optim.scores import sample_labels
 
-STEPS = 30
+STEPS = 16  # importance is refreshed four times where that is done every third step after five
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-DTYPES = [pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in TOLERANCE]
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
 
 
 @dataclass(frozen=True)
@@ -230,11 +231,21 @@ def assert_follows(subject: Subject, trajectory: Trajectory, tolerance: float) -
     assert_same(plasticity, trajectory.plasticity, 10 * tolerance, "plasticity")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("estimator", ["sampled", "exact"])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_thirty_steps_are_the_papers(
+def combinations() -> Iterator[Any]:
+    """Everything with everything in float64.
+
+    In float32 the update is the same code for every network: each case on one network, and each
+    network in one case.
+    """
+    for network, estimator, case in product(NETWORKS, ("sampled", "exact"), CASES):
+        for name, dtype in DTYPES.items():
+            if dtype == torch.float64 or network == "conv-batchnorm" or case == "defaults":
+                described = f"{network}-{estimator}-{case}-{name}"
+                yield pytest.param(network, estimator, case, dtype, id=described)
+
+
+@pytest.mark.parametrize(("network", "estimator", "case", "dtype"), list(combinations()))
+def test_many_steps_are_the_papers(
     network: str, estimator: str, case: str, dtype: torch.dtype
 ) -> None:
     trajectory = oracle_trajectory(network, case, estimator)
@@ -250,7 +261,7 @@ def test_empirical_is_the_sampled_rule_on_true_labels(network: str) -> None:
 @pytest.mark.parametrize("estimator", ["sampled", "exact"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_comparison_would_notice_another_mask(network: str, estimator: str) -> None:
-    """The thirty steps tell the estimators apart, and a slightly different gate."""
+    """The steps tell the estimators apart, and a slightly different gate."""
     trajectory = oracle_trajectory(network, "tensor-scope", estimator)
     for other_case, other_estimator in (("tensor-scope", "empirical"), ("defaults", estimator)):
         subject = subject_of(network, other_case, other_estimator)
@@ -278,7 +289,7 @@ def assert_walk_together(
     observe: Callable[[Tensor, Batch], Tensor],
     prepare: Callable[[nn.Module, int], None] = lambda model, step: None,
 ) -> None:
-    """Thirty steps of both on the same batches; ``observe`` tells which labels were drawn."""
+    """Steps of both on the same batches; ``observe`` tells which labels were drawn."""
     generator = torch.Generator().manual_seed(1)
     for step in range(STEPS):
         prepare(oracle.model, step)
@@ -379,7 +390,7 @@ def test_wrapped_sgd_is_the_papers_rule_bitwise(network: str, estimator: str) ->
                 before[name] = parameters[name].clone()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(("case", "wrapper"), [("momentum-and-decay", sgd), ("adam", adam)])
 @pytest.mark.parametrize("estimator", ["sampled", "exact"])
 @pytest.mark.parametrize("network", NETWORKS)

@@ -22,10 +22,10 @@ from syngap import SynGAP
 from syngap.optim.distributed import independent_draws, reduced
 from syngap.optim.scores import sample_labels
 
-# Each spawn takes two cores and has a time limit, so they run one after the other.
-pytestmark = [needs_gloo, pytest.mark.xdist_group("processes")]
+# One start of two processes is for all of them.
+pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
-STEPS = 10
+STEPS = 6
 TOLERANCE = 1e-10
 ROWS = (slice(0, 3), slice(3, 8))  # who has which part of a batch
 
@@ -199,11 +199,26 @@ def alone(make: Make, network: Callable[[], nn.Module] = Net, **how: Any) -> dic
 # DDP ----------------------------------------------------------------------------------------------
 
 DDP: Checks = {}
+FSDP: Checks = {}
+HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
 
 
 @pytest.fixture(scope="module")
-def ddp(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run(__name__, "DDP", tmp_path_factory)
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """What all checks returned; the processes are started once."""
+    return run(__name__, ["DDP", "FSDP"] if HAS_FSDP else ["DDP"], tmp_path_factory)
+
+
+@pytest.fixture
+def ddp(found: dict[str, Results]) -> Results:
+    return found["DDP"]
+
+
+@pytest.fixture
+def fsdp(found: dict[str, Results]) -> Results:
+    if not HAS_FSDP:
+        pytest.skip("FSDP2 of this torch does not run on a CPU")
+    return found["FSDP"]
 
 
 TRAINED: dict[str, tuple[Make, Callable[[], nn.Module], dict[str, Any]]] = {
@@ -464,15 +479,6 @@ def test_observing_leaves_random_states_alike(ddp: Results, source: str) -> None
 
 # FSDP2 --------------------------------------------------------------------------------------------
 
-FSDP: Checks = {}
-
-
-@pytest.fixture(scope="module")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    if not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 of this torch does not run on a CPU")
-    return run(__name__, "FSDP", tmp_path_factory)
-
 
 def shard(model: Any, **how: Any) -> Any:
     """Every layer by itself, and what is left (two vectors of Net) with the root."""
@@ -715,14 +721,14 @@ def restored(make: Make, way: str, rank: int) -> Any:
 
     model = shard(build())
     optimizer = make(model)
-    train(model, optimizer, rank, steps=range(5))
+    train(model, optimizer, rank, steps=range(3))
     weights = copy.deepcopy(model.state_dict())
     options = StateDictOptions(full_state_dict=way == "full", broadcast_from_rank0=way == "full")
     if way == "plain":
         saved = copy.deepcopy(optimizer.state_dict())
     else:
         saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
-    train(model, optimizer, rank, steps=range(5, STEPS))
+    train(model, optimizer, rank, steps=range(3, STEPS))
 
     fresh = shard(build())
     fresh.load_state_dict(weights)
@@ -733,7 +739,7 @@ def restored(make: Make, way: str, rank: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch takes an empty step to see what state there is
             set_optimizer_state_dict(fresh, loaded, saved, options=options)
-    train(fresh, loaded, rank, steps=range(5, STEPS))
+    train(fresh, loaded, rank, steps=range(3, STEPS))
     return outcome(optimizer), outcome(loaded)
 
 

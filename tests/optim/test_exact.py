@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import has_forward_hooks
 from networks import Applied, Doubling
 from oracle import Values, trainable
 from samples import (
@@ -873,7 +874,7 @@ def test_an_optimizer_takes_its_hooks_along() -> None:
     for _ in range(3):
         observed(observer(model), model(stack().inputs()))
         gc.collect()
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not has_forward_hooks(model)
 
 
 def through_a_file(model: nn.Module) -> nn.Module:

@@ -34,6 +34,7 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*NEEDS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDS)
 def test_example(name: str, tmp_path: Path) -> None:
     missing = [package for package in NEEDS[name] if not find_spec(package)]

@@ -14,7 +14,16 @@ from pathlib import Path
 import files_per_step
 import pytest
 import torch
-from helpers import MAKERS, assert_identical, itself, network, train, values_of, wrapped
+from helpers import (
+    MAKERS,
+    assert_identical,
+    has_forward_hooks,
+    itself,
+    network,
+    train,
+    values_of,
+    wrapped,
+)
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -150,7 +159,7 @@ def test_an_optimizer_goes_with_its_last_reference(name: str) -> None:
         assert gone() is None  # at once, or two optimizers are in memory for a while
     finally:
         gc.enable()
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not has_forward_hooks(model)
 
 
 class Reversed(Entries):

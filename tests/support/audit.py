@@ -1,12 +1,13 @@
 """Every command of syngap in one process, watched: what it opens for writing, renames, removes.
 
-Started by test_confinement.py, because an audit hook cannot be taken away again. It says in JSON
-what was changed outside of the folders that a command was given, what a command said, and how it
-ended.
+Started by test_confinement.py, because an audit hook cannot be taken away again. It says in JSON,
+for each command, what was changed outside of the folders that it was given, what it said, and how
+it ended.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -14,9 +15,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(sys.argv[1] if __name__ == "__main__" else ".").resolve()
 HERE, OUTSIDE = ROOT / "here", ROOT / "outside"
@@ -85,6 +89,7 @@ from tiny import run_inline, tiny, write_arrays  # noqa: E402
 
 from syngap.bench import cli  # noqa: E402
 from syngap.bench.runner import local as engine  # noqa: E402
+from syngap.bench.storage import append  # noqa: E402
 from syngap.bench.store.packed import FILES  # noqa: E402
 from syngap.bench.streams import download  # noqa: E402
 
@@ -218,6 +223,16 @@ PLANTS: list[Callable[[Path], None]] = [
 ]
 
 
+def plants_of(name: str, number: int) -> list[Callable[[Path], None]]:
+    """What to plant in the place of a command's file or folder number `number`.
+
+    A pipe, which a reader of its own may wait for, and a link: all writing is by one module, to
+    which every kind of link is the same wherever it stands.
+    """
+    to_file = (plant_link_to_file, plant_dangling_link)[number % 2]
+    return [plant_pipe, to_file if Path(name).suffix else plant_link_to_folder]
+
+
 def temporary_names(name: str) -> Iterator[str]:
     """Every name under which a version of syngap wrote the file `name` before it was whole."""
     folder, _, last = name.rpartition("/")
@@ -228,13 +243,70 @@ def temporary_names(name: str) -> Iterator[str]:
     yield f"{folder}/.{last}.syngap-{'0' * 16}".lstrip("/")
 
 
+# What commands begin with -------------------------------------------------------------------------
+
+
+def silently(*arguments: str) -> None:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        cli.main(arguments)
+
+
+@cache
+def done() -> Path:
+    """An experiment that ended."""
+    silently(*RUN[:-1], "done")
+    return HERE / "done"
+
+
+@cache
+def stopped() -> Path:
+    """An experiment whose run was killed."""
+    folder = HERE / "stopped"
+    shutil.copytree(done(), folder)
+    status = folder / "er-0/status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
+    return folder
+
+
+@cache
+def packed() -> Path:
+    """Recorded results."""
+    silently("keep", str(done()), "packed")
+    return HERE / "packed"
+
+
+@cache
+def search() -> Path:
+    """A search for hyper-parameters that ended."""
+    silently("tune", "tiny.yaml", "--methods", "er", "--out", "search")
+    return HERE / "search"
+
+
+@cache
+def pages() -> Path:
+    """A page that quotes a result."""
+    done()
+    (HERE / "pages").mkdir()
+    page = "Ends at <!-- results: value done er ACC --><!-- end -->.\n"
+    (HERE / "pages/page.md").write_text(page)
+    return HERE / "pages"
+
+
+BASES: dict[str, Callable[[], Path]] = {
+    made.__name__: made for made in (done, stopped, packed, search, pages)
+}
+
+
+# Attempts -----------------------------------------------------------------------------------------
+
+
 def prepared(command: Command) -> Path:
     """The folder of a command as it is before anything is planted."""
     for name in ("out", "runs"):
         shutil.rmtree(HERE / name, ignore_errors=True)
     folder = HERE / command.folder
     if command.base:
-        shutil.copytree(HERE / command.base, folder)
+        shutil.copytree(BASES[command.base](), folder)
     return folder
 
 
@@ -278,65 +350,47 @@ def attempts(name: str) -> Iterator[dict[str, Any]]:
     for command in COMMANDS[name]:
         prepared(command)
         yield outcome(command, "nothing")
-        for plant in PLANTS if command.names else ():
-            folder = prepared(command)
-            for known in command.names:
-                parent = (folder / known).parent
-                if parent.is_dir() and not parent.is_symlink():
-                    for temporary in temporary_names(known):
-                        planted(folder, temporary, plant)
-            yield outcome(command, f"temporary names: {plant.__name__}")
+        folder = prepared(command)
+        kinds = cycle(PLANTS)
         for known in command.names:
-            for plant in PLANTS:
+            if (folder / known).parent.is_dir():
+                for temporary in temporary_names(known):
+                    planted(folder, temporary, next(kinds))
+        yield outcome(command, "temporary names")
+        for number, known in enumerate(command.names):
+            for plant in plants_of(known, number):
                 folder = prepared(command)
                 planted(folder, known, plant)
                 yield outcome(command, f"{known}: {plant.__name__}")
 
 
-def made_here() -> None:
-    """Make what commands begin with: finished runs, a stopped one, a search, a page to fill."""
+def write_inputs() -> None:
+    """Write what every command may read, and serve the archive that `data` downloads."""
     write_arrays(HERE / "data.npz", samples=100)
     (HERE / "tiny.yaml").write_text(yaml.safe_dump(tiny(NPZ, SEARCH), sort_keys=False))
-    cli.main([*RUN[:-1], "done"])
-    cli.main(["keep", "done", "packed"])
-    shutil.copytree(HERE / "done", HERE / "stopped")
-    status = HERE / "stopped/er-0/status.json"
-    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
-    cli.main(["tune", "tiny.yaml", "--methods", "er", "--out", "search"])
-    (HERE / "pages").mkdir()
-    (HERE / "pages/page.md").write_text(
-        "Ends at <!-- results: value done er ACC --><!-- end -->.\n"
-    )
-    packed = tar(MEMBERS)
+    contents = tar(MEMBERS)
     archive = download.ARCHIVES["cifar100"]
-    import hashlib
-    from dataclasses import replace
-
-    known = replace(archive, md5=hashlib.md5(packed).hexdigest())
-    fetch = download.fetch
+    known = {"cifar100": replace(archive, md5=hashlib.md5(contents).hexdigest())}
 
     def without_network(url: str, part: Path, *_: object) -> None:
-        with download.append(part, within=part.parent) as file:
+        with append(part, within=part.parent) as file:
             file.truncate(0)
-            file.write(packed)
+            file.write(contents)
 
-    download._resume = without_network
-    download.fetch = lambda *a, **k: fetch(*a, **{**k, "sources": {"cifar100": known}})
+    patch.object(download, "_resume", without_network).start()
+    patch.object(download, "fetch", partial(download.fetch, sources=known)).start()
 
 
 def main() -> None:
-    """Say what came of a command."""
+    """Say what came of every command."""
     for folder in (HERE, OUTSIDE / "folder", ROOT / "cache", ROOT / "tmp"):
         folder.mkdir(parents=True)
     (OUTSIDE / "file").write_text("mine")
     os.chdir(HERE)
-    engine.run_local = lambda jobs, workers, on_event, following=lambda ended: (), **_: run_inline(
-        jobs, workers, on_event, following
-    )
-    os.fsync = lambda handle: None
-    with redirect_stdout(sys.stderr):
-        made_here()
-    print(json.dumps([*attempts(sys.argv[2])]))
+    patch.object(engine, "run_local", run_inline).start()
+    patch.object(os, "fsync", lambda handle: None).start()
+    write_inputs()
+    print(json.dumps({name: [*attempts(name)] for name in COMMANDS}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def p_value(observed: Tensor, expected: Tensor) -> float:
     """How likely counts are as far from what is expected as these, or farther."""
     statistic = ((observed - expected).square() / expected).sum().double()
     half_freedom = torch.tensor((len(observed) - 1) / 2).double()
-    return torch.special.gammaincc(half_freedom, statistic / 2).item()
+    return float(torch.special.gammaincc(half_freedom, statistic / 2))
 
 
 def as_events(chosen: Tensor, trials: int) -> tuple[Tensor, Tensor]:

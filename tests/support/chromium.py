@@ -171,17 +171,14 @@ class Chromium:
     def press(self, key: str) -> None:
         """Press a key where the focus is."""
         codes = {"Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        text = {"text": "\r"} if key == "Enter" else {}
-        for kind in ("keyDown", "keyUp"):
-            code = codes.get(key, 0)
-            self.send(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=code,
-                **(text if kind == "keyDown" else {}),
-            )
+        event: dict[str, Any] = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": codes.get(key, 0),
+        }
+        text: dict[str, Any] = {"text": "\r"} if key == "Enter" else {}
+        self.send("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def screenshot(self, path: Path) -> None:
         """Save the whole page as a picture."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from syngap import SynGAP
+from syngap.optim import GatedOptimizer
 
-Make: TypeAlias = Callable[..., SynGAP]
+Make: TypeAlias = Callable[..., GatedOptimizer]
 GATE = {"retention": 0.9, "consolidation": 0.5}
 
 
@@ -39,7 +40,7 @@ def wrapped(base: Callable[..., Optimizer], **settings: Any) -> Make:
 
     def make(
         model: nn.Module, params: Iterable[Any] | None = None, /, *, lr: Any = None, **more: Any
-    ) -> SynGAP:
+    ) -> GatedOptimizer:
         options = settings if lr is None else settings | {"lr": lr}
         moved = base(model.parameters() if params is None else params, **options)
         return SynGAP.wrap(moved, **{**GATE, **more})
@@ -92,7 +93,7 @@ def draws_of(step: int) -> Iterator[None]:
         yield
 
 
-def prepare(model: nn.Module, optimizer: SynGAP, step: int) -> Tensor:
+def prepare(model: nn.Module, optimizer: GatedOptimizer, step: int) -> Tensor:
     """Everything of a training step up to `optimizer.step()`."""
     x, y = batch(step, next(model.parameters()))
     optimizer.zero_grad()
@@ -100,11 +101,11 @@ def prepare(model: nn.Module, optimizer: SynGAP, step: int) -> Tensor:
     with draws_of(step):
         optimizer.observe(logits)
     loss = F.cross_entropy(logits, y)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     return loss
 
 
-def train(model: nn.Module, optimizer: SynGAP, steps: Iterable[int]) -> None:
+def train(model: nn.Module, optimizer: GatedOptimizer, steps: Iterable[int]) -> None:
     for step in steps:
         prepare(model, optimizer, step)
         optimizer.step()
@@ -126,7 +127,7 @@ def as_list(found: dict[str, Tensor] | list[Tensor]) -> list[Tensor]:
     return [value.clone() for value in (found.values() if isinstance(found, dict) else found)]
 
 
-def snapshot(model: nn.Module, optimizer: SynGAP) -> dict[str, Any]:
+def snapshot(model: nn.Module, optimizer: GatedOptimizer) -> dict[str, Any]:
     """Copies of everything that a call which fails must leave alone."""
     return copy.deepcopy(
         {
@@ -139,11 +140,16 @@ def snapshot(model: nn.Module, optimizer: SynGAP) -> dict[str, Any]:
     )
 
 
-def is_compact(optimizer: SynGAP) -> bool:
+def has_forward_hooks(model: nn.Module) -> bool:
+    """Whether anybody listens to a module of a model; torch has no public way to ask."""
+    return any(module._forward_hooks for module in model.modules())
+
+
+def is_compact(optimizer: GatedOptimizer) -> bool:
     return as_list(optimizer.importance())[0].dtype == torch.bfloat16
 
 
-def defined_plasticity(optimizer: SynGAP) -> list[Tensor]:
+def defined_plasticity(optimizer: GatedOptimizer) -> list[Tensor]:
     """Ω in float64 from `importance()`, by its definition: μ is a mean over all that trains."""
     importance = [value.double().cpu() for value in as_list(optimizer.importance())]
     params = params_of(optimizer)
@@ -187,7 +193,9 @@ def largest_difference(some: Iterable[Tensor], others: Iterable[Tensor]) -> floa
 
 
 def assert_go_on_alike(
-    one: tuple[nn.Module, SynGAP], other: tuple[nn.Module, SynGAP], steps: Iterable[int]
+    one: tuple[nn.Module, GatedOptimizer],
+    other: tuple[nn.Module, GatedOptimizer],
+    steps: Iterable[int],
 ) -> None:
     """Train two networks further and compare them and their optimizers bit for bit."""
     steps = list(steps)

@@ -25,7 +25,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         head = self.spare if self.spare_in_use else self.head
-        return head(torch.tanh(self.second(torch.relu(self.first(x)))))
+        out: Tensor = head(torch.tanh(self.second(torch.relu(self.first(x)))))
+        return out
 
 
 class ConvNet(nn.Module):
@@ -45,7 +46,8 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.first_norm(self.first(x)))
         x = self.second_norm(torch.tanh(self.second(x)))
-        return self.head(x.mean((2, 3)))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
 
 
 class Transformer(nn.Module):
@@ -70,7 +72,8 @@ class Transformer(nn.Module):
         affinity = (q @ k.transpose(1, 2)).masked_fill(future, -torch.inf)
         h = h + self.mix(affinity.softmax(-1) @ v)
         h = h + self.contract(F.gelu(self.expand(self.feedforward_norm(h))))
-        return self.head(h)
+        out: Tensor = self.head(h)
+        return out
 
 
 class Shared(nn.Module):
@@ -89,7 +92,8 @@ class Shared(nn.Module):
         h = torch.tanh(self.once(self.embedding(x).sum(1)))
         h = torch.tanh(self.twice(h))
         h = torch.tanh(self.twice(h))
-        return self.head(self.norm(h))
+        out: Tensor = self.head(self.norm(h))
+        return out
 
 
 class FrozenBackbone(nn.Module):
@@ -104,7 +108,8 @@ class FrozenBackbone(nn.Module):
             parameter.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.backbone(torch.tanh(self.adapter(x))))
+        out: Tensor = self.head(self.backbone(torch.tanh(self.adapter(x))))
+        return out
 
 
 def vectors(rows: int, generator: torch.Generator) -> Tensor:
@@ -163,7 +168,7 @@ NETWORKS = {
 def dictated(distribution: Distribution, labels: Tensor) -> Distribution:
     """The same distribution, except that sampling gives ``labels``."""
 
-    def sample(sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         return labels
 
     distribution.sample = sample  # type: ignore[method-assign]

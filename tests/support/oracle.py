@@ -84,6 +84,8 @@ def with_statistics_held(model: nn.Module, x: Tensor) -> nn.Module:
     for hook in hooks:
         hook.remove()
     for norm in norms:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         for channel in range(norm.num_features):
             values = seen[norm][:, channel].reshape(-1)
             mean = values.sum() / len(values)

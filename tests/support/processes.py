@@ -1,8 +1,8 @@
 """Running checks in processes that talk to each other, so that a hang is a failure.
 
-A test module keeps named checks in a dictionary, a function of the rank each. One start of the
-processes runs all of a dictionary (starting takes longer than checking); what they return is read
-by as many tests as there are promises.
+A test module keeps named checks in dictionaries, a function of the rank each. One start of the
+processes runs them all (starting takes longer than checking); what they return is read by as many
+tests as there are promises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from filelock import FileLock
 Checks = dict[str, Callable[[int], Any]]
 
 PROCESSES = 2
-LIMIT = 240.0  # seconds for all checks of a dictionary; on two free cores they take about 20
+LIMIT = 240.0  # seconds for all checks of a module; on two free cores they take about 20
 PATIENCE = timedelta(seconds=30)  # for one message: who waits in vain fails, and says where
 
 needs_gloo = pytest.mark.skipif(
@@ -38,8 +38,9 @@ needs_gloo = pytest.mark.skipif(
 class Results:
     """What the checks returned, in each process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._ranks = [_read(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+    def __init__(self, folder: Path, dictionary: str) -> None:
+        ranks = [_read(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+        self._ranks = [of.get(dictionary, {}) for of in ranks]
 
     def __getitem__(self, check: str) -> list[Any]:
         """The results of a check by rank; fails with what it, or the one before, failed with."""
@@ -58,23 +59,25 @@ class Results:
         pytest.fail("\n".join([f"no result of {check!r}", *said]), pytrace=False)
 
 
-def run(module: str, dictionary: str, factory: pytest.TempPathFactory) -> Results:
-    """Run the checks of a module's dictionary, once even if several testers ask."""
+def run(
+    module: str, dictionaries: list[str], factory: pytest.TempPathFactory
+) -> dict[str, Results]:
+    """Run the checks of a module's dictionaries, once even if several testers ask."""
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    folder = folder / dictionary
+    folder = folder / f"processes-{module}"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            _start(module, dictionary, folder)
-    return Results(folder)
+            _start(module, dictionaries, folder)
+    return {dictionary: Results(folder, dictionary) for dictionary in dictionaries}
 
 
-def _start(module: str, dictionary: str, folder: Path) -> None:
+def _start(module: str, dictionaries: list[str], folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_enter, args=(rank, module, dictionary, folder), daemon=True)
+        context.Process(target=_enter, args=(rank, module, dictionaries, folder), daemon=True)
         for rank in range(PROCESSES)
     ]
     for process in processes:
@@ -87,10 +90,10 @@ def _start(module: str, dictionary: str, folder: Path) -> None:
         process.join()
 
 
-def _enter(rank: int, module: str, dictionary: str, folder: Path) -> None:
+def _enter(rank: int, module: str, dictionaries: list[str], folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    results: dict[str, tuple[bool, Any]] = {}
+    results: dict[str, dict[str, tuple[bool, Any]]] = {}
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'meeting'}",
@@ -98,19 +101,21 @@ def _enter(rank: int, module: str, dictionary: str, folder: Path) -> None:
         world_size=PROCESSES,
         timeout=PATIENCE,
     )
-    checks: Checks = getattr(importlib.import_module(module), dictionary)
-    for name, check in checks.items():
-        try:
-            results[name] = (True, check(rank))
-        except BaseException:
-            results[name] = (False, traceback.format_exc())
-        # Written at once, so that a process that hangs later has told how far it came.
-        torch.save(results, folder / f"{rank}.part")
-        os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
-        if not results[name][0]:
-            os._exit(1)  # the other one may be waiting for us
+    for dictionary in dictionaries:
+        checks: Checks = getattr(importlib.import_module(module), dictionary)
+        found = results.setdefault(dictionary, {})
+        for name, check in checks.items():
+            try:
+                found[name] = (True, check(rank))
+            except BaseException:
+                found[name] = (False, traceback.format_exc())
+            # Written at once, so that a process that hangs later has told how far it came.
+            torch.save(results, folder / f"{rank}.part")
+            os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+            if not found[name][0]:
+                os._exit(1)  # the other one may be waiting for us
     dist.destroy_process_group()
 
 
-def _read(file: Path) -> dict[str, tuple[bool, Any]]:
+def _read(file: Path) -> dict[str, dict[str, tuple[bool, Any]]]:
     return torch.load(file, weights_only=False) if file.exists() else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,17 @@ def refused(*words: str) -> Iterator[None]:
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == [], message
+
+
+def taken(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What it returns, or None where it refuses in the one way that there is."""
+    before = repr(arguments)
+    try:
+        return function(*arguments)
+    except UserError as error:
+        message = str(error)
+    finally:
+        assert repr(arguments) == before
+    assert message
+    assert message.isprintable(), message
+    return None

@@ -96,7 +96,7 @@ def write_made_landscape(
     folder = directory / f"{row}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"row": row, "seed": seed}))
-    losses = {"initialisation": 2.3, "task 1": 0.01, "task 2": 1.5}
+    losses: dict[str, float] = {"initialisation": 2.3, "task 1": 0.01, "task 2": 1.5}
     made = Landscape(
         row=row,
         method=method,
@@ -104,7 +104,7 @@ def write_made_landscape(
         task=1,
         samples=100,
         grid=grid(1.0, places),
-        losses_at_points=losses,
+        losses_at_points={**losses},
         accuracies_at_points={name: 100 / (1 + loss) for name, loss in losses.items()},
         random=grid(0.01, [(0.0, 0.0, step) for *_, step in places]) if random else None,
     )

@@ -58,7 +58,8 @@ class HeldNorm(nn.Module):
 
     def __init__(self, norm: _BatchNorm, statistics: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.affine, self.eps = norm.affine, norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
         self.statistics = statistics
         self.calls = 0
 
@@ -69,7 +70,7 @@ class HeldNorm(nn.Module):
         mean, variance = self.statistics[self.calls]
         self.calls += 1
         normal = (x - along(mean)) / torch.sqrt(along(variance) + self.eps)
-        if self.weight is None:
+        if not self.affine:
             return normal
         return normal * along(self.weight) + along(self.bias)
 

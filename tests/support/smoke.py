@@ -41,7 +41,7 @@ def optimizer() -> None:
             loss = cross_entropy(logits, y)
             trainer.zero_grad()
             trainer.observe(logits)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             trainer.step()
             losses.append(loss.item())
         expect(all(a > b for a, b in pairwise(losses)), f"the loss falls: {losses}")

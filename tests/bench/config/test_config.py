@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import datetime
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from arbitrary import KEYS, VALUES, WORDS
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from refused import taken
 from tiny import TINY, called, job, results, run_inline, tiny, written
 
-from syngap.bench import methods, models, registry, streams
+from syngap.bench import methods, models, streams
 from syngap.bench.config.experiment import (
     Experiment,
     Training,
@@ -33,15 +34,6 @@ from syngap.bench.runner import local as engine
 from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.recorded import repeat_experiment
 from syngap.bench.store.run_folder import read_runs
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_plug_ins() -> Iterator[None]:
-    """Looking for other packages' entry points takes longer than all else here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", lambda group: ())
-        yield
-
 
 # Round trips --------------------------------------------------------------------------------------
 
@@ -290,40 +282,6 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
 
 
 # Anything at all ----------------------------------------------------------------------------------
-
-WORDS = st.sampled_from(
-    [
-        *("name", "stream", "model", "training", "methods", "seeds", "method", "digits", "mlp"),
-        *("search", "trials", "spaces", "log", "uniform", "choose", "start"),
-        *("er", "sgd", "syngap", "lr", "buffer", "batch", "hidden", "device", "first", "tiny"),
-    ]
-)
-KEYS = st.one_of(
-    WORDS, WORDS, st.text(max_size=5), st.none(), st.booleans(), st.integers(), st.dates()
-)
-LEAVES = st.one_of(
-    *(WORDS, st.text(), st.none(), st.booleans(), st.integers(), st.floats()),
-    *(st.dates(), st.datetimes(), st.binary(max_size=5)),
-)
-VALUES = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def taken(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What it returns, or None where it refuses in the one way that there is."""
-    before = repr(arguments)
-    try:
-        return function(*arguments)
-    except UserError as error:
-        message = str(error)
-    finally:
-        assert repr(arguments) == before
-    assert message
-    assert message.isprintable(), message
-    return None
 
 
 @given(VALUES)

@@ -96,21 +96,35 @@ def paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 SUBJECTS = subjects()
 COMMON = {"name", "method", *signature(streams.Stream)}  # the experiment has them
-KEYS = [
-    pytest.param(subject, path, id=f"{subject}: {'.'.join(path)}")
-    for subject, (mapping, part) in SUBJECTS.items()
-    for path in paths(Experiment.from_mapping(mapping).as_mapping())
-    if not part or (".".join(path).startswith(f"{part}.") and path[-1] not in COMMON)
-]
+SHARE = 4  # of the values, for an option that many have
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_plug_ins() -> Iterator[None]:
-    """Looking for other packages' entry points takes longer than all else here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", lambda group: ())
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
+def keys() -> Iterator[Any]:
+    """Every key of every subject, with the values to try there.
+
+    An option that several methods (or streams, or networks) have gets every value in the first of
+    them, and in the others each time another quarter: the checks belong to the option.
+    """
+    tried: set[tuple[str, str]] = set()
+    number = 0
+    for subject, (mapping, part) in SUBJECTS.items():
+        for path in paths(Experiment.from_mapping(mapping).as_mapping()):
+            if part and (not ".".join(path).startswith(f"{part}.") or path[-1] in COMMON):
+                continue
+            option = (part, path[-1])
+            values = slice(number % SHARE, None, SHARE) if part and option in tried else slice(None)
+            number += option in tried
+            tried.add(option)
+            yield pytest.param(subject, path, values, id=f"{subject}: {'.'.join(path)}")
+
+
+KEYS = list(keys())
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of power is not what is tried here, and syncs take most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +198,10 @@ def tried(mapping: dict[str, Any], data: Path, out: Path, *, run: bool = True) -
     return ""
 
 
-@pytest.mark.parametrize(("subject", "path"), KEYS)
+@pytest.mark.parametrize(("subject", "path", "values"), KEYS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_value_is_refused_by_name_or_gives_runs_that_end(
-    subject: str, path: tuple[str, ...], data: Path, tmp_path: Path
+    subject: str, path: tuple[str, ...], values: slice, data: Path, tmp_path: Path
 ) -> None:
     mapping, _ = SUBJECTS[subject]
     without_data = refusal(
@@ -199,7 +213,7 @@ def test_a_value_is_refused_by_name_or_gives_runs_that_end(
         complete = complete[key]
     faults: list[str] = []
     large_taken = False
-    for value in [*REPLACEMENTS, *(IN_LISTS if isinstance(complete, list) else ())]:
+    for value in [*REPLACEMENTS, *(IN_LISTS if isinstance(complete, list) else ())][values]:
         large = isinstance(value, (int, float)) and value >= 2**31
         changed = put(mapping, path, value)
         with noted(faults, value):

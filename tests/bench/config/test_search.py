@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from arbitrary import VALUES
 from hypothesis import given
 from hypothesis import strategies as st
-from refused import refused
-from test_config import VALUES, taken
+from refused import refused, taken
 from tiny import SEARCH, tiny
 
 from syngap.bench.config.experiment import Experiment, read, with_settings

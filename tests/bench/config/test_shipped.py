@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import torch
 from checkout import ROOT
 from tiny import called
 
-from syngap.bench import registry, streams
+from syngap.bench import streams
 from syngap.bench.config.component import Component
 from syngap.bench.config.experiment import Experiment, read, shipped
 from syngap.bench.runner.run import method_factory
@@ -28,14 +27,6 @@ CORE50 = (23980, 11979, 11993, 11990, 11987, 11990, 11993, 11989, 11993)  # as i
 
 each = pytest.mark.parametrize("name", shipped())
 each_on_images = pytest.mark.parametrize("name", [name for name in shipped() if name != "digits"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_plug_ins() -> Iterator[None]:
-    """Looking for other packages' entry points takes longer than all else here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", lambda group: ())
-        yield
 
 
 def experiment(name: str) -> Experiment:

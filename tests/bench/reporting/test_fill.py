@@ -441,12 +441,21 @@ def test_a_search_among_results_is_left_out_of_their_report(
 
 # The documentation of this repository
 
+in_one_process = pytest.mark.xdist_group("results")  # which reads them once
 
-def test_the_numbers_of_this_repository_are_those_of_its_results() -> None:
-    """What `make check-results` does, so that `make test` knows it too."""
+
+@pytest.fixture(scope="module")
+def known() -> Results:
+    """What the repository records."""
     if not (ROOT / "results").is_dir():
         pytest.skip("there are no results beside the tests")
-    known = Results(ROOT / "results")
+    return Results(ROOT / "results")
+
+
+@pytest.mark.slow
+@in_one_process
+def test_the_numbers_of_this_repository_are_those_of_its_results(known: Results) -> None:
+    """What `make check-results` does, so that `make test` knows it too."""
     documents = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
     assert [found for document in documents for found in stale_blocks(document, known)] == []
     assert sum(len(re.findall("<!-- results:", doc.read_text("utf-8"))) for doc in documents) >= 5
@@ -455,11 +464,9 @@ def test_the_numbers_of_this_repository_are_those_of_its_results() -> None:
     assert "make check-results\n" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_what_is_recorded_agrees_with_itself() -> None:
+@in_one_process
+def test_what_is_recorded_agrees_with_itself(known: Results) -> None:
     """The last line of R is what the last evaluation found, in every run."""
-    if not (ROOT / "results").is_dir():
-        pytest.skip("there are no results beside the tests")
-    known = Results(ROOT / "results")
     for name in known.names():
         for run in known.runs(name):
             if run.done and run.record:
@@ -467,11 +474,9 @@ def test_what_is_recorded_agrees_with_itself() -> None:
                 assert accuracy(run.accuracy) == pytest.approx(sum(last) / len(last)), run.path
 
 
-def test_what_was_run_is_what_the_experiment_beside_it_says() -> None:
+@in_one_process
+def test_what_was_run_is_what_the_experiment_beside_it_says(known: Results) -> None:
     """Every run has a row and a seed of experiment.yaml, and all that both say is the same."""
-    if not (ROOT / "results").is_dir():
-        pytest.skip("there are no results beside the tests")
-    known = Results(ROOT / "results")
     for name in known.names():
         asked = read_yaml(known.folder / name / "experiment.yaml")
         rows, seeds = ({getattr(run, key) for run in known.runs(name)} for key in ("row", "seed"))
@@ -485,10 +490,8 @@ def test_what_was_run_is_what_the_experiment_beside_it_says() -> None:
                 assert run.config.entries[part].items() <= asked[part].items(), run.path
 
 
-def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table() -> None:
-    if not (ROOT / "results").is_dir():
-        pytest.skip("there are no results beside the tests")
-    known = Results(ROOT / "results")
+@in_one_process
+def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table(known: Results) -> None:
     found = {name: search for name in known.names() if (search := known.search(name))}
     for name, search in found.items():
         folder = known.folder / name / "search"
@@ -504,18 +507,21 @@ def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table() -> None
         assert all(row.used for row in search.rows), name
 
 
-def test_the_figures_of_the_documentation_are_those_of_the_results(tmp_path: Path) -> None:
+@pytest.mark.slow
+@in_one_process
+def test_the_figures_of_the_documentation_are_those_of_the_results(
+    known: Results, tmp_path: Path
+) -> None:
     """Their bytes, where matplotlib is the version that drew them."""
     newest = re.findall(r"^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    if not (ROOT / "results").is_dir() or version("matplotlib") != newest[-1]:
-        pytest.skip("no results, or a matplotlib that draws other bytes")
-    results = Results(ROOT / "results")
-    accuracy_figure(results.runs("digits"), tmp_path / "demo.svg")
+    if version("matplotlib") != newest[-1]:
+        pytest.skip("a matplotlib that draws other bytes")
+    accuracy_figure(known.runs("digits"), tmp_path / "demo.svg")
     landscapes = read_landscapes(ROOT / "results" / "digits")
     landscape_figure(landscapes, tmp_path / "landscape-digits.svg")
     shared = "table1-cifar100-shared"
     landscapes = read_landscapes(ROOT / "results" / shared)
-    written, _ = every_figure(results.runs(shared), landscapes, tmp_path)
+    written, _ = every_figure(known.runs(shared), landscapes, tmp_path)
     frontier = tmp_path / "frontier.svg"
     script = ROOT / "benchmarks" / "frontier.py"
     subprocess.run([sys.executable, str(script), str(frontier)], check=True)
@@ -525,11 +531,10 @@ def test_the_figures_of_the_documentation_are_those_of_the_results(tmp_path: Pat
         assert path.read_bytes() == there.read_bytes(), f"`make results` draws {there} again"
 
 
-def test_the_documentation_shows_what_reproduce_says_of_the_results() -> None:
+@in_one_process
+def test_the_documentation_shows_what_reproduce_says_of_the_results(known: Results) -> None:
     """Where the same runs come out again."""
-    if not (ROOT / "results").is_dir():
-        pytest.skip("there are no results beside the tests")
-    recorded = Results(ROOT / "results").runs("digits")
+    recorded = known.runs("digits")
     again = [run for run in recorded if (run.row, run.seed) == ("er", 0)]
     (er,) = reproductions(recorded, again)
     assert "\n".join(describe(er)) in (ROOT / "docs" / "running.md").read_text(encoding="utf-8")

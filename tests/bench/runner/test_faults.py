@@ -549,6 +549,7 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("trouble_methods", None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and signals as on Linux")
 def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
     trouble: Path,

@@ -47,7 +47,7 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Killed by a signal -------------------------------------------------------------------------------
 
-KILLS = 2
+KILLS = 1  # of each method and pause; results/safety holds many
 SCRIPT = ROOT / "tests/support/kill_often.py"
 
 
@@ -348,6 +348,7 @@ def learning(folder: Path) -> bool:
     return bool(list((folder / "out/er-0/checkpoint").glob("step-*")))
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("stopped_by", ["Ctrl-C", "a batch system"])
 def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
@@ -376,6 +377,7 @@ def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
     assert results(tmp_path / "out/er-0") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_ctrl_c_while_workers_start_is_as_quiet(tmp_path: Path) -> None:
     with started(tmp_path, *LONG) as process:

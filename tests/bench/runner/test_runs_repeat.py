@@ -1,4 +1,8 @@
-"""The same seed gives the same R and the same weights, whoever does the runs; another does not."""
+"""The same seed gives the same R and the same weights again; another does not.
+
+That it does not matter which process does a run, and after which others, is in
+training/test_determinism.py.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,16 @@ from typing import TypeAlias
 
 import pytest
 import torch
-from tiny import RESULTS, job, results, tiny, write_arrays
+from tiny import RESULTS, job, results
 
-from syngap.bench.config.experiment import Experiment
-from syngap.bench.runner.local import Event, run_here, run_local
-from syngap.bench.runner.plan import make_plan
+from syngap.bench.runner.local import run_here
 from syngap.bench.runner.run import stream_of
 
 Found: TypeAlias = dict[str, dict[str, bytes]]
 
 ROWS = ("er", "syngap")
 SEEDS = (0, 1)
-DIGITS = ("methods.syngap={lr: 1.0, buffer: 20, replay: 10}", "training.evaluate_every=2")
-# Without digits a worker need not import scikit-learn, which takes longer than its runs.
-VECTORS = (*DIGITS, "stream={name: npz, path: data.npz, tasks: 2}", f"seeds={list(SEEDS)}")
+SETTINGS = ("methods.syngap={lr: 1.0, buffer: 20, replay: 10}", "training.evaluate_every=2")
 
 
 def here(folder: Path, *settings: str) -> Found:
@@ -40,10 +40,10 @@ def found(folder: Path) -> Found:
 def test_the_same_seed_gives_the_same_results_again_and_another_seed_others(
     tmp_path: Path,
 ) -> None:
-    once = here(tmp_path / "once", *DIGITS)
+    once = here(tmp_path / "once", *SETTINGS)
     torch.manual_seed(1234)  # what happened in this process before is no part of a run
     torch.rand(7)
-    assert here(tmp_path / "again", *DIGITS) == once
+    assert here(tmp_path / "again", *SETTINGS) == once
     for row in ROWS:
         for name in RESULTS:
             assert once[f"{row}-0"][name] != once[f"{row}-1"][name], (row, name)
@@ -58,22 +58,6 @@ def test_the_seed_orders_the_stream(tmp_path: Path) -> None:
     assert other.class_task is not None
     assert torch.equal(first.class_task, same.class_task)
     assert not torch.equal(first.class_task, other.class_task)
-
-
-def test_one_worker_and_four_give_the_same_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_arrays(tmp_path / "data.npz")
-    expected = here(tmp_path / "here", *VECTORS)
-    for workers in (1, 4):
-        out = tmp_path / str(workers)
-        plan = make_plan(Experiment.from_mapping(tiny(*VECTORS)).select(ROWS, None), out)
-        events: list[Event] = []
-        run_local(plan.jobs, workers, events.append)
-        ended = [event.job.name for event in events if event.kind == "done"]
-        assert sorted(ended) == sorted(expected)
-        assert found(out) == expected
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -41,33 +41,41 @@ Captured = pytest.CaptureFixture[str]
 # Every command, watched ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_changes_nothing_outside_of_the_folder_it_names(
-    command: str, tmp_path: Path
-) -> None:
-    """Whatever is planted there. A command that audit.py does not know fails here."""
-    cache = str(tmp_path / "cache")
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What came of each command; one process calls them all."""
+    folder = tmp_path_factory.mktemp("audit")
+    cache = str(folder / "cache")
     environment = {
         **{name: value for name, value in os.environ.items() if name != "SYNGAP_DATA"},
         "HOME": cache,
         "XDG_CACHE_HOME": cache,
         "MPLCONFIGDIR": cache,
         "COLUMNS": "200",
-        "TMPDIR": str(tmp_path / "tmp"),
+        "TMPDIR": str(folder / "tmp"),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
-        [sys.executable, str(SUPPORT / "audit.py"), str(tmp_path), command],
+        [sys.executable, str(SUPPORT / "audit.py"), str(folder)],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    assert found
-    for outcome in found:
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("audit")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_changes_nothing_outside_of_the_folder_it_names(
+    command: str, audited: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Whatever is planted there. A command that audit.py does not know fails here."""
+    for outcome in audited[command]:
         assert outcome["outside"] == [], outcome
         assert outcome["code"] in (0, 1, 2), outcome
         assert outcome["code"] or outcome["strays"] == [], outcome

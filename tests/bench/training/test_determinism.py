@@ -46,6 +46,7 @@ def found(runs: list[Job]) -> dict[str, dict[str, bytes]]:
     return {run.name: results(run.folder) for run in runs}
 
 
+@pytest.mark.slow
 def test_every_method_ends_with_the_same_bytes_in_other_processes_and_another_order(
     tmp_path: Path,
 ) -> None:

@@ -262,7 +262,7 @@ class Killed(BaseException):
     """The end of everything."""
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 8])
+@pytest.mark.parametrize("at", [3, 8])
 def test_a_search_that_was_killed_tries_the_same_as_one_that_was_not(
     at: int, here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +507,7 @@ def test_values_have_their_option_s_type() -> None:
 # Processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_as_this_one(
     here: Path, call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import io
 import os
 import resource
 import signal
-import sys
 import traceback
 import unicodedata
 import warnings
@@ -51,6 +50,11 @@ class Step:
     may_change: Callable[[str], bool] = lambda path: False
     raises: tuple[type[Exception], ...] = ()
     seconds: float | None = None
+
+    @property
+    def clear(self) -> tuple[type[Exception], ...]:
+        """The errors that are a clear answer."""
+        return (UserError, *self.raises)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Sandbox:
                 said.append(f"{step.name}: done")
             except Hang as error:
                 return _finding(step, error), said
-            except (UserError, *step.raises) as error:
+            except step.clear as error:
                 message = str(error)
                 if isinstance(error, UserError) and (wrong := unclear(message)):
                     return Finding(step.name, "unclear", _where(error), wrong), said
@@ -195,4 +199,4 @@ def limit_memory() -> None:
 def end_if_stuck() -> None:
     """End this process, saying where it was, should the next input hang where no signal is seen."""
     faulthandler.cancel_dump_traceback_later()
-    faulthandler.dump_traceback_later(STUCK, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(STUCK, exit=True, file=2)

@@ -453,11 +453,12 @@ def _shape_changed(tree: Tree, name: str, chance: Random) -> None:
         if parent != ".":
             for other in [other for other in tree if other.startswith(f"{parent}/")]:
                 del tree[other]
-            aims = [Special("fifo"), Special("link", OUTSIDE), b"", Special("link", "."), None]
-            if aim_ := chance.choice(aims):
-                tree[parent] = aim_
+            instead = [Special("fifo"), Special("link", OUTSIDE), b"", Special("link", "."), None]
+            if other_kind := chance.choice(instead):
+                tree[parent] = other_kind
     else:
-        parent, new = PurePosixPath(name).parent, chance.choice(["a-0", "er-9", "..x", "é-1", "-"])
-        if parent.as_posix() != ".":
+        parent = PurePosixPath(name).parent.as_posix()
+        new = chance.choice(["a-0", "er-9", "..x", "é-1", "-"])
+        if parent != ".":
             for other in [other for other in tree if other.startswith(f"{parent}/")]:
-                tree[f"{new}/{other[len(str(parent)) + 1 :]}"] = tree[other]
+                tree[f"{new}/{other[len(parent) + 1 :]}"] = tree[other]

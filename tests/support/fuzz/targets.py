@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +42,7 @@ from syngap.bench.store.journal import FolderJournal
 from syngap.bench.store.keep import keep
 from syngap.bench.store.run_folder import read_runs
 from syngap.bench.streams import load
-from syngap.bench.streams.core50 import described
+from syngap.bench.streams.core50 import parse_frames
 from syngap.bench.training.checkpoint import unpack
 
 
@@ -51,7 +52,7 @@ def hurried() -> Iterator[None]:
     command = cache(typer.main.get_command)
     with (
         patch.object(engine, "run_local", run_inline),
-        patch.object(registry, "entry_points", cache(registry.entry_points)),
+        patch.object(registry, "entry_points", cache(entry_points)),
         patch.object(typer.main, "get_command", command),
         patch.object(os, "fsync", lambda handle: None),
     ):
@@ -145,10 +146,10 @@ def _set(place: Path) -> None:
 def _planned(experiment: Experiment, place: Path) -> None:
     if Experiment.from_mapping(experiment.as_mapping()) != experiment:
         raise Broken("an experiment does not read back as itself")
-    hidden = experiment.model.options.get("hidden", [10**9])
+    hidden: Any = experiment.model.options.get("hidden", [10**9])
     small = max([1, *hidden]) <= 512 and len(hidden) <= 8 and len(experiment.methods) <= 20
     if small and len(experiment.seeds) <= 100 and experiment.training.device != "cuda":
-        buffers = [m.options.get("buffer") or 0 for m in experiment.methods.values()]
+        buffers: list[Any] = [m.options.get("buffer") or 0 for m in experiment.methods.values()]
         if max(buffers) <= 10_000:
             make_plan(experiment, place / "out", data=place)
 
@@ -382,7 +383,7 @@ def _core() -> dict[str, Tree]:
 def _core_read(place: Path) -> None:
     if (place / "filelist.txt").is_file():
         lines = (place / "filelist.txt").read_text(encoding="utf-8", errors="surrogateescape")
-        described(lines.splitlines()[:1000], 0)
+        parse_frames(lines.splitlines()[:1000], 0)
     if (place / "images").exists():
         _streamed("folder", place, path="images", tasks=1, size=8)
         _streamed("folder", place, path="images", tasks=2)

@@ -55,7 +55,7 @@ def read(place: Path) -> Tree:
 
 def snapshot(place: Path) -> dict[str, tuple[int, ...]]:
     """Return what tells a change of anything beneath `place`, links not followed."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     waiting = [str(place)]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
