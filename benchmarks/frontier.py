@@ -14,7 +14,7 @@ from pathlib import Path
 
 from syngap.bench.reporting.figures.style import COLOURS, INK, SOFT, figure_file, remove_frame
 from syngap.bench.reporting.rows import Row, rows
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 

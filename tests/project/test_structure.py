@@ -29,6 +29,7 @@ from torch.optim import SGD, AdamW
 
 import syngap
 from syngap import SynGAP
+from syngap.bench.store import layout
 from syngap.optim import DEFAULTS, GatedOptimizer
 from syngap.optim.basis import Entries
 from syngap.optim.wrapped import WrappedSynGAP
@@ -246,3 +247,15 @@ def test_what_a_snapshot_knew_goes_to_the_parameters_that_replaced_others(
     keys = {key for state in optimizer.state_dict()["state"].values() for key in state}
     whole = {key for state in grown.state_dict()["state"].values() for key in state}
     assert keys == (whole if momentum else {"importance", "mean"})
+
+
+def test_nothing_outside_the_store_knows_the_files_of_a_run() -> None:
+    names = {value for name, value in vars(layout).items() if name.isupper()}
+    outside = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "store"]
+    known = {
+        (path.relative_to(PACKAGE).as_posix(), node.value)
+        for path in outside
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert known == set()

@@ -1,4 +1,4 @@
-"""Run folders as `bench.store.run_folder` reads them, made up: for tests of what reads them."""
+"""Run folders as `bench.store.folder_reader` reads them, made up: for tests of what reads them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from syngap.bench.store.folder_reader import Run, csv_of, read_runs
 from syngap.bench.store.packed import write_packed
-from syngap.bench.store.run_folder import Run, csv_of, read_runs
 from syngap.bench.store.surface import Grid, Landscape, write_landscape
 
 LAYERS = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")

@@ -28,7 +28,8 @@ from syngap.bench.runner.execution import EngineName, Execution
 from syngap.bench.runner.plan import IfThere, make_plan
 from syngap.bench.runner.recorded import repeat_experiment, select_rows
 from syngap.bench.storage import make_folder
-from syngap.bench.store.run_folder import Run, read_runs
+from syngap.bench.store.folder_reader import Run, read_runs
+from syngap.bench.store.layout import holds_experiment
 from syngap.bench.store.surface import Landscape, read_landscapes
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Runs:
     @cached_property
     def runs(self) -> list[Run]:
         """Every run, in the order of the experiment's methods and seeds."""
-        alone = self.surfaces and not (self.folder / "experiment.yaml").is_file()
+        alone = self.surfaces and not holds_experiment(self.folder)
         return [] if alone else read_runs(self.folder)
 
     @cached_property

@@ -33,7 +33,7 @@ from syngap.bench.options import signature
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.recorded import repeat_experiment
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 
 # Round trips --------------------------------------------------------------------------------------
 

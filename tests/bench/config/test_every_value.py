@@ -35,7 +35,7 @@ from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.store.environment import memory_limit
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.tuning.trials import is_divergence
 
 SECONDS = 20.0  # for one value; all that is legitimate here takes a tenth of one

@@ -23,8 +23,8 @@ from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.average import Average
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.run import method_factory, stream_of
-from syngap.bench.store.journal import FolderJournal
-from syngap.bench.store.run_folder import read_run
+from syngap.bench.store.folder_reader import read_run
+from syngap.bench.store.folder_writer import FolderJournal
 from syngap.bench.streams import Batch, Stream
 from syngap.bench.training import train
 

@@ -23,7 +23,7 @@ from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import Row, rows
 from syngap.bench.reporting.tables import best_rows, columns, default_columns, markdown, table
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 
 Ends = dict[str, list[tuple[float, float]]]
 

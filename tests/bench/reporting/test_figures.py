@@ -22,7 +22,7 @@ from syngap.bench.reporting.landscapes import contour_levels
 from syngap.bench.reporting.page import embed_json, page_data
 from syngap.bench.reporting.rows import rows
 from syngap.bench.reporting.series import layers, plasticity_curve
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.store.surface import read_landscapes
 
 pytest.importorskip("matplotlib")

@@ -27,8 +27,8 @@ from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import labels
 from syngap.bench.reporting.tables import wall_clock
+from syngap.bench.store.folder_reader import read_runs, read_yaml
 from syngap.bench.store.outcome import Environment, Status
-from syngap.bench.store.run_folder import read_runs, read_yaml
 from syngap.bench.store.surface import read_landscapes
 
 SHARED = "table1-cifar100-shared"

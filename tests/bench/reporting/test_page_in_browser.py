@@ -22,7 +22,7 @@ from syngap.bench.reporting.headline import compare, rivals, subject
 from syngap.bench.reporting.page import write_page
 from syngap.bench.reporting.rows import rows
 from syngap.bench.reporting.statistics import half_width
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.store.surface import read_landscapes
 
 pytestmark = [

@@ -21,8 +21,8 @@ from syngap.bench.reporting.page import embed_json, page, page_data, write_page
 from syngap.bench.reporting.rows import MEASURES, omissions, rows
 from syngap.bench.reporting.series import accuracy_curve, boundaries, plasticity_curve
 from syngap.bench.reporting.tables import best_rows, markdown, table
+from syngap.bench.store.folder_reader import read_run, read_runs
 from syngap.bench.store.records import alone_in
-from syngap.bench.store.run_folder import read_run, read_runs
 
 NOON = datetime(2025, 11, 15, 12, tzinfo=timezone.utc)
 

@@ -16,8 +16,8 @@ from syngap.bench.intervals import half_interval, half_prediction
 from syngap.bench.metrics import accuracy
 from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.runner import local as engine
+from syngap.bench.store.folder_reader import Run, read_run, read_runs
 from syngap.bench.store.keep import keep
-from syngap.bench.store.run_folder import Run, read_run, read_runs
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -37,10 +37,11 @@ from syngap.bench.runner import run
 from syngap.bench.runner.local import Event, attempt, run_here
 from syngap.bench.runner.recorded import repeat_experiment
 from syngap.bench.runner.run import Job
-from syngap.bench.store import environment, journal
-from syngap.bench.store.journal import FolderJournal
+from syngap.bench.store import environment
+from syngap.bench.store import folder_writer as journal
+from syngap.bench.store.folder_reader import read_run
+from syngap.bench.store.folder_writer import FolderJournal
 from syngap.bench.store.records import write_yaml
-from syngap.bench.store.run_folder import read_run
 from syngap.bench.training import evaluation
 from syngap.bench.training.checkpoint import pack, unpack
 

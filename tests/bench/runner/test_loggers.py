@@ -240,7 +240,7 @@ def interrupted(task: Job, at: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+        patch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             run_here(task, tell)
 

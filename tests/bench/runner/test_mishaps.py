@@ -25,7 +25,7 @@ from syngap.bench.reporting.rows import rows
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.run import Job
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.streams import Batch, Split, Stream, Tasks
 from syngap.bench.streams.files import ImageFiles
 
@@ -96,7 +96,7 @@ def interrupted(here: Job, at: int) -> None:
 def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A run that was killed after its first task."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
     write_arrays(tmp_path / "data.npz")
     here = job(
         tmp_path / "er-0", "stream={name: npz, path: data.npz, tasks: 2, batch: 10, epochs: 4}"

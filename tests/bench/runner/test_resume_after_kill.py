@@ -24,14 +24,14 @@ from kill_often import METHODS, members
 from tiny import RESULTS, called, job, results, run_inline, state, tree, write_arrays, written
 from torch import nn
 
-import syngap.bench.store.journal
+import syngap.bench.store.folder_writer
 from syngap.bench.metrics import Evaluation
 from syngap.bench.runner import local as engine
 from syngap.bench.runner import run
 from syngap.bench.runner.local import run_here
 from syngap.bench.storage import strays
-from syngap.bench.store.journal import FolderJournal
-from syngap.bench.store.run_folder import read_run
+from syngap.bench.store.folder_reader import read_run
+from syngap.bench.store.folder_writer import FolderJournal
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="looks for processes in /proc"
@@ -398,7 +398,7 @@ def test_a_worker_ends_with_the_process_that_started_it(
 ) -> None:
     """And does not say that its run failed, which nobody could have told."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process still listens to Ctrl-C
-    monkeypatch.setattr(syngap.bench.store.journal, "_TELL_EVERY", 0)
+    monkeypatch.setattr(syngap.bench.store.folder_writer, "_TELL_EVERY", 0)
     ours, theirs = multiprocessing.Pipe()
     ours.send(job(tmp_path / "er-0", OFTEN))
     ours.close()

@@ -65,7 +65,7 @@ def test_the_number_of_threads_is_that_of_the_experiment(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sum depends in its last bits on how many there are."""
-    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
     before, found = torch.get_num_threads(), []
     settings = f"training.threads={threads}", "model.hidden=[300]"
     run_here(job(tmp_path / "once", *settings), lambda *_: found.append(torch.get_num_threads()))

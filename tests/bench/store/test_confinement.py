@@ -317,7 +317,7 @@ def stopped(folder: Path) -> list[Path]:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+        patch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
         with pytest.raises(KeyboardInterrupt):
             run_here(job(folder, OFTEN), tell)
     return sorted((folder / "checkpoint").glob("step-*"))

@@ -20,9 +20,9 @@ from tiny import called, run_inline, tree, written
 
 from syngap.bench.runner import local as engine
 from syngap.bench.store.environment import environment, portable
+from syngap.bench.store.folder_reader import Run, read_runs
 from syngap.bench.store.keep import keep
 from syngap.bench.store.records import alone_in
-from syngap.bench.store.run_folder import Run, read_runs
 
 FILES = ["curves.jsonl.gz", "experiment.yaml", "runs.jsonl"]
 

@@ -31,8 +31,8 @@ from syngap.bench.config.reading import SMALL
 from syngap.bench.errors import UserError
 from syngap.bench.reporting.page import page, write_page
 from syngap.bench.runner.local import run_here
+from syngap.bench.store.folder_reader import read_runs, read_status, read_yaml
 from syngap.bench.store.keep import keep, search_of
-from syngap.bench.store.run_folder import read_runs, read_status, read_yaml
 from syngap.bench.streams.arrays import npz
 from syngap.bench.streams.cifar100 import cifar100
 

@@ -23,9 +23,9 @@ from tiny import tree
 
 from syngap.bench.metrics import Evaluation
 from syngap.bench.store import packed
+from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.store.outcome import Environment, RecordedConfig, Run, Status
 from syngap.bench.store.packed import are_same, is_packed, read_packed, write_packed
-from syngap.bench.store.run_folder import read_runs
 
 RUNS, CURVES = "runs.jsonl", "curves.jsonl.gz"
 

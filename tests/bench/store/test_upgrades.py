@@ -28,7 +28,7 @@ from syngap.bench.config.formats import FORMAT
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan
-from syngap.bench.store.run_folder import read_runs
+from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.store.surface import read_landscapes
 from syngap.bench.training import checkpoint
 from syngap.optim import Ballistic, GatedOptimizer
@@ -62,7 +62,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [job.name for job in plan.jobs] == list(ROWS)
     told: list[int] = []
     with pytest.MonkeyPatch.context() as patch, plan.begin():
-        patch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+        patch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
         for job in plan.jobs:
             run_here(job, lambda step, accuracy: told.append(step))
     assert min(told) >= INTERRUPTED  # no run began again

@@ -97,7 +97,7 @@ def test_it_holds_during_a_run_and_no_longer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
     during: list[dict[str, Any]] = []
     asked = f"training.deterministic={str(deterministic).lower()}"
     run_here(job(tmp_path / "er-0", *VECTORS, asked), lambda *_: during.append(settings()))
@@ -109,7 +109,7 @@ def test_it_holds_during_a_run_and_no_longer(
 def test_it_ends_with_a_run_that_fails(
     otherwise: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syngap.bench.store.journal._TELL_EVERY", 0.0)
+    monkeypatch.setattr("syngap.bench.store.folder_writer._TELL_EVERY", 0.0)
     asked = ("training.deterministic=true", "training.threads=2")
     before = torch.get_num_threads()
 

@@ -38,9 +38,9 @@ from syngap.bench.reporting.page import page
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import jobs_of, make_plan
-from syngap.bench.store.journal import FolderJournal
+from syngap.bench.store.folder_reader import read_runs
+from syngap.bench.store.folder_writer import FolderJournal
 from syngap.bench.store.keep import keep
-from syngap.bench.store.run_folder import read_runs
 from syngap.bench.streams import load
 from syngap.bench.streams.core50 import parse_frames
 from syngap.bench.training.checkpoint import unpack

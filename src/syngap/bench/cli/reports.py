@@ -84,9 +84,9 @@ def keep(
     ] = False,
 ) -> None:
     """Copy runs to where results are kept: without checkpoints and folders of this machine."""
+    from syngap.bench.store.folder_reader import read_runs
     from syngap.bench.store.keep import keep as keep_runs
     from syngap.bench.store.keep import keep_search, search_of
-    from syngap.bench.store.run_folder import read_runs
 
     if searched := search_of(runs):
         place = to or Path("results") / searched / "search"

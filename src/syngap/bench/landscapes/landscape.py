@@ -33,6 +33,7 @@ from syngap.bench.landscapes.plane import (
 from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import check_inside, clean, make_folder
 from syngap.bench.store.environment import arithmetic, environment, resolve_device
+from syngap.bench.store.layout import CONFIG, ENVIRONMENT, STATUS
 from syngap.bench.store.records import write_json, write_yaml
 from syngap.bench.store.surface import FILE, Grid, Landscape, write_landscape
 
@@ -64,7 +65,7 @@ def plan_landscapes(
     for run in two.runs():
         folder = out / run.name
         check_inside(folder / FILE, within or out)
-        if (folder / "status.json").exists():
+        if (folder / STATUS).exists():
             raise UserError(f"{folder}: holds a run; give another --out")
         if (folder / FILE).exists() and not replaced:
             raise UserError(f"{folder}: holds a landscape already; --fresh computes it again")
@@ -98,8 +99,8 @@ def make_landscape(
     out = job.folder.parent
     make_folder(job.folder, within=out)
     clean(job.folder, within=out)
-    write_json(job.folder / "environment.json", environment(device).as_mapping(), within=out)
-    write_yaml(job.folder / "config.yaml", job.config.as_mapping(), within=out)
+    write_json(job.folder / ENVIRONMENT, environment(device).as_mapping(), within=out)
+    write_yaml(job.folder / CONFIG, job.config.as_mapping(), within=out)
     write_landscape(job.folder / FILE, found, within=out)
     return found
 

@@ -49,7 +49,7 @@ from syngap.bench.reporting.statistics import (
 )
 from syngap.bench.reporting.tables import best_rows, decimals, markdown
 from syngap.bench.storage import write
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 from syngap.bench.store.surface import Landscape
 
 __all__ = ["embed_json", "page", "page_data", "write_page"]

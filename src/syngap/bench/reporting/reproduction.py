@@ -14,7 +14,7 @@ from syngap.bench.intervals import half_prediction
 from syngap.bench.metrics import accuracy, mean_and_spread
 from syngap.bench.reporting.rows import labels
 from syngap.bench.reporting.statistics import FEWEST_SEEDS, TOO_FEW_SEEDS, Spread, format_spread
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 
 __all__ = ["Reproduction", "SeedPair", "describe", "reproductions"]
 

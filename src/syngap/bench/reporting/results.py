@@ -20,7 +20,8 @@ from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.reporting.headline import best_row
 from syngap.bench.reporting.rows import Row, rows
-from syngap.bench.store.run_folder import Run, read_runs, read_yaml
+from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
+from syngap.bench.store.layout import experiment_folders, holds_experiment
 
 __all__ = [
     "Results",
@@ -38,7 +39,7 @@ _SEARCH_COLUMNS = ("method", "tried", "chosen", "validation ACC ↑", "trials", 
 
 def holds_experiments(folder: Path) -> bool:
     """Return whether `folder` is not an experiment itself but the parent of some."""
-    return not (folder / "experiment.yaml").is_file() and any(folder.glob("*/experiment.yaml"))
+    return not holds_experiment(folder) and bool(experiment_folders(folder))
 
 
 class Results:
@@ -60,7 +61,7 @@ class Results:
 
     def names(self) -> list[str]:
         """Return the experiments that are there, in the order of their names."""
-        return sorted(path.parent.name for path in self.folder.glob("*/experiment.yaml"))
+        return [path.name for path in experiment_folders(self.folder)]
 
     def runs(self, name: str) -> list[Run]:
         """Return every run of an experiment."""

@@ -14,8 +14,8 @@ from syngap.bench.config.experiment import complete_method
 from syngap.bench.errors import UserError, printable
 from syngap.bench.metrics import reference_of, summarise
 from syngap.bench.reporting.statistics import Spread, spread_over
+from syngap.bench.store.folder_reader import Planned, Run
 from syngap.bench.store.records import nobody_in
-from syngap.bench.store.run_folder import Planned, Run
 
 __all__ = [
     "MEASURES",

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from syngap.bench.metrics import mean_and_spread
 from syngap.bench.reporting.statistics import finite
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 
 __all__ = [
     "Band",

@@ -23,7 +23,7 @@ from syngap.bench.reporting.statistics import (
     half_width,
     paired_difference,
 )
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 
 __all__ = [
     "Column",

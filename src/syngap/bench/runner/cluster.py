@@ -35,7 +35,7 @@ from syngap.bench.runner.machines import (
 )
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import remove, write
-from syngap.bench.store.run_folder import read_status
+from syngap.bench.store.folder_reader import read_status
 from syngap.bench.streams.places import VARIABLE
 
 __all__ = ["Cluster", "connect"]

@@ -17,16 +17,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from syngap.bench.errors import UserError
 from syngap.bench.runner.mps import mps_daemon, runs_per_gpu
 from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.run import Job, execute
-from syngap.bench.storage import make_folder, remove, write
+from syngap.bench.storage import make_folder
 from syngap.bench.store.environment import environment, resolve_device
-from syngap.bench.store.outcome import Status
-from syngap.bench.store.records import alone_in, write_json, write_yaml
-from syngap.bench.store.removal import remove_checkpoints
-from syngap.bench.store.run_folder import read_status
+from syngap.bench.store.folder_writer import begin_folder, write_failure
+from syngap.bench.store.records import alone_in
 
 __all__ = [
     "HUNG_AFTER",
@@ -131,16 +128,10 @@ def run_here(
     device = resolve_device(job.config.training.device)
     home = job.folder.parent
     make_folder(job.folder, within=home)
-    with alone_in(job.folder, wait=True):  # a worker whose parent was killed ends at its next word
+    with alone_in(job.folder, wait=True):  # a worker of a killed command may still be in it
         if is_done(job):
             return
-        if not (job.folder / "config.yaml").is_file():
-            # Whatever is there was begun by who knows what configuration.
-            remove_checkpoints(job.folder, within=home)
-            found = environment(device, at_a_time)
-            write_json(job.folder / "environment.json", found.as_mapping(), within=home)
-            write_yaml(job.folder / "config.yaml", job.config.as_mapping(), within=home)
-        remove(job.folder / "error.txt", within=home)  # of a try before this one
+        begin_folder(job.folder, job.config, environment(device, at_a_time))
         execute(job, tell)
 
 
@@ -305,11 +296,4 @@ def _message(error: Exception) -> str:
 def note_failure(job: Job, message: str, trace: str) -> None:
     """Write why a run failed into its folder, if that can be."""
     with suppress(OSError, ValueError):  # the message says it, and the disk may be what failed
-        home = job.folder.parent
-        try:
-            status = read_status(job.folder)
-        except UserError:  # damaged: what it said is lost
-            status = Status()
-        failed = status.with_failure(message)
-        write_json(job.folder / "status.json", failed.as_mapping(), within=home)
-        write(job.folder / "error.txt", f"{trace.rstrip()}\n".encode(), within=home)
+        write_failure(job.folder, message, trace)

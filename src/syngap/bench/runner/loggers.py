@@ -30,7 +30,8 @@ from syngap.bench.config.reading import LARGE
 from syngap.bench.extras import import_extra
 from syngap.bench.registry import Registry
 from syngap.bench.storage import check_inside, read, remove, remove_tree, write
-from syngap.bench.store.run_folder import read_environment, read_status, read_yaml
+from syngap.bench.store.folder_reader import read_environment, read_status, read_yaml
+from syngap.bench.store.layout import CONFIG, METRICS, STATUS
 
 __all__ = [
     "Following",
@@ -289,7 +290,7 @@ class _Follower:
 
     def look(self, *, last: bool = False) -> None:
         """Log what is new."""
-        for status in sorted(self._out.glob("*/status.json")):  # the last of what a run begins with
+        for status in sorted(self._out.glob(f"*/{STATUS}")):  # the last of what a run begins with
             if not self.failed:
                 self._look_at(status.parent, last)
 
@@ -342,7 +343,7 @@ class _Followed:
     def _lines(self) -> list[dict[str, Any]]:
         """Return the lines since the last time, or all of them where some were cut off."""
         try:
-            content = read(self._run.folder / "metrics.jsonl", LARGE)
+            content = read(self._run.folder / METRICS, LARGE)
         except FileNotFoundError:
             return []
         since = content[self._offset :] if len(content) >= self._offset else content
@@ -375,7 +376,7 @@ def values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _logged_run(folder: Path) -> LoggedRun:
-    config = read_yaml(folder / "config.yaml")
+    config = read_yaml(folder / CONFIG)
     what = json.dumps([folder.name, config, read_environment(folder).as_mapping()], sort_keys=True)
     return LoggedRun(folder, config, hashlib.sha256(what.encode()).hexdigest()[:16])
 

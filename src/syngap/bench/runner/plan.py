@@ -21,10 +21,11 @@ from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import clean, make_folder, strays
 from syngap.bench.store.environment import resolve_device
+from syngap.bench.store.folder_reader import read_environment, read_status, read_yaml
+from syngap.bench.store.layout import CHECKPOINTS, CONFIG, EXPERIMENT, run_folders
 from syngap.bench.store.packed import is_packed
 from syngap.bench.store.records import alone_in, write_yaml
 from syngap.bench.store.removal import is_run_of, remove_run
-from syngap.bench.store.run_folder import read_environment, read_status, read_yaml
 
 __all__ = ["Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 
@@ -76,7 +77,7 @@ class Plan:
                     say(f"--fresh removes files of runs alone and left {named}{more}")
                 clean(self.out, within=self.out)
                 mapping = self.experiment.as_mapping()
-                write_yaml(self.out / "experiment.yaml", mapping, within=self.out)
+                write_yaml(self.out / EXPERIMENT, mapping, within=self.out)
             yield
 
     @contextmanager
@@ -114,7 +115,7 @@ def make_plan(
     _check_writable(out)
     steps, notes = _check_buildable(jobs)
     if earlier and if_there == "replace":
-        found = sorted(config.parent for config in out.glob("*/config.yaml"))
+        found = run_folders(out)
         stale = [folder for folder in found if is_run_of(experiment.name, folder)]
         others = [folder for folder in found if folder not in stale]
         for job in jobs:
@@ -153,11 +154,11 @@ def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, 
         raise UserError(f"{out}: cannot be read ({error.strerror})") from error
     if not inside:
         return None
-    if "experiment.yaml" not in inside:
+    if EXPERIMENT not in inside:
         raise UserError(f"{out}: holds other things ({inside[0]}) and no runs; give another --out")
     if is_packed(out):
         raise UserError(f"{out}: holds packed results, and runs need a folder; give another --out")
-    earlier = read_yaml(out / "experiment.yaml")
+    earlier = read_yaml(out / EXPERIMENT)
     if earlier.get("name") != experiment.name:
         raise UserError(
             f"{out}: holds runs of another experiment, {shown(earlier.get('name'))}, "
@@ -206,7 +207,7 @@ def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
 
 def is_done(job: Job) -> bool:
     """Return whether a run has ended; UserError where it was begun with other options."""
-    path = job.folder / "config.yaml"
+    path = job.folder / CONFIG
     _check_ours(job.folder)
     if not path.is_file():
         return False
@@ -216,7 +217,7 @@ def is_done(job: Job) -> bool:
 
 def _check_ours(folder: Path) -> None:
     """Refuse a run whose folder leads elsewhere: going on would write there."""
-    inside = [each for each in (folder, folder / "checkpoint") if each.is_dir()]
+    inside = [each for each in (folder, folder / CHECKPOINTS) if each.is_dir()]
     half_written = {stray for each in inside for stray in strays(each)}  # which will be removed
     for path in (folder, *(path for each in inside for path in each.iterdir())):
         if path in half_written:
@@ -231,7 +232,7 @@ def _check_ours(folder: Path) -> None:
 
 def _recorded_config(job: Job) -> dict[str, Any]:
     """Return what config.yaml says, as this version would have written it."""
-    before = complete_run(read_yaml(job.folder / "config.yaml"), job.config)
+    before = complete_run(read_yaml(job.folder / CONFIG), job.config)
     training, now = before.get("training"), job.config.training
     if isinstance(training, dict) and training["device"] == "auto" != now.device:
         # The first runs did not say what it stood for; what they ran on, they did.
@@ -261,7 +262,7 @@ def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Exper
 
     Everything else must be as it was, or the table would compare what cannot be compared.
     """
-    path = out / "experiment.yaml"
+    path = out / EXPERIMENT
     try:
         before = Experiment.from_mapping(with_earlier_defaults(earlier))
     except UserError as error:

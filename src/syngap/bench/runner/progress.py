@@ -22,7 +22,7 @@ from rich.text import Text
 from syngap.bench.errors import UserError
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.run import Job
-from syngap.bench.store.run_folder import read_run
+from syngap.bench.store.folder_reader import read_run
 
 __all__ = ["Display"]
 

@@ -11,7 +11,7 @@ import torch
 from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError, nearest
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 
 __all__ = ["repeat_experiment", "select_rows"]
 

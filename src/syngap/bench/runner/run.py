@@ -18,7 +18,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
 from syngap.bench.store.environment import arithmetic, memory_limit, resolve_device
-from syngap.bench.store.journal import FolderJournal, Tell
+from syngap.bench.store.folder_writer import FolderJournal, Tell
 from syngap.bench.streams import Stream
 from syngap.bench.training import train
 

@@ -25,16 +25,16 @@ from syngap.bench.options import shown
 from syngap.bench.storage import check_inside, make_folder, write
 from syngap.bench.storage import read as read_bytes
 from syngap.bench.store.environment import portable
+from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
+from syngap.bench.store.layout import CHECKPOINTS, ENVIRONMENT, EXPERIMENT, run_folders
 from syngap.bench.store.outcome import Environment
 from syngap.bench.store.packed import ENDED, FILES, are_same, is_packed, write_packed
 from syngap.bench.store.records import alone_in
-from syngap.bench.store.run_folder import Run, read_runs, read_yaml
 
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
 _SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
-_EXPERIMENT = "experiment.yaml"
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
     _check_finished(runs, found, unfinished)
     left_out = [run for run in found if run.status.state not in ENDED]
     kept = [_portable(run) for run in found if run not in left_out]
-    _check_no_links([runs / _EXPERIMENT, *(run.path for run in kept)])
-    experiment = _read(runs / _EXPERIMENT)
+    _check_no_links([runs / EXPERIMENT, *(run.path for run in kept)])
+    experiment = _read(runs / EXPERIMENT)
     others = {path.relative_to(runs): _content(path) for path in _others(runs, found)}
     make_folder(to, within=to)
     with alone_in(to):
         packed = _packed(to, kept, replaced)
         contents = {to / path: content for path, content in others.items()}
-        contents[to / _EXPERIMENT] = _experiment(experiment, to)
+        contents[to / EXPERIMENT] = _experiment(experiment, to)
         written = _put(contents, to, replaced) + write_packed(to, packed)
     return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
 
@@ -112,7 +112,7 @@ def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
     for place in contents:
         check_inside(place, to)
     changed = {place: held for place, held in contents.items() if _held(place) != held}
-    others = [place for place in changed if place.exists() and place.name != _EXPERIMENT]
+    others = [place for place in changed if place.exists() and place.name != EXPERIMENT]
     if others and not replaced:
         more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
         raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
@@ -161,13 +161,13 @@ def _there(to: Path) -> list[Run]:
     """Return the runs that were kept before; UserError where `to` holds something else."""
     if is_packed(to):
         return read_runs(to)
-    if not (to / _EXPERIMENT).is_file():
+    if not (to / EXPERIMENT).is_file():
         inside = sorted(path.name for path in to.iterdir() if path.name != "search")
         if inside:
             raise UserError(f"{to}: holds other things ({inside[0]}) and no runs; give another")
-    if folders := sorted(to.glob("*/config.yaml")):
+    if folders := run_folders(to):
         raise UserError(
-            f"{to}: holds run folders ({folders[0].parent.name}) and results are packed; "
+            f"{to}: holds run folders ({folders[0].name}) and results are packed; "
             f"`syngap keep {to} OTHER` packs them in another folder"
         )
     return []
@@ -200,7 +200,7 @@ def _check_no_links(paths: Iterable[Path]) -> None:
 
 def _others(runs: Path, found: Sequence[Run]) -> list[Path]:
     """Return texts that are no run's: those of landscapes and searches."""
-    ours = {runs / _EXPERIMENT, *(runs / name for name in FILES)}
+    ours = {runs / EXPERIMENT, *(runs / name for name in FILES)}
     folders = {run.path for run in found}
     return sorted(
         path
@@ -211,7 +211,7 @@ def _others(runs: Path, found: Sequence[Run]) -> list[Path]:
         and path not in ours
         and not folders.intersection(path.parents)
         and not any(
-            part == "checkpoint" or part.startswith(".") for part in path.relative_to(runs).parts
+            part == CHECKPOINTS or part.startswith(".") for part in path.relative_to(runs).parts
         )
     )
 
@@ -219,7 +219,7 @@ def _others(runs: Path, found: Sequence[Run]) -> list[Path]:
 def _content(path: Path) -> bytes:
     with reading(path):
         content = text_in(path, LARGE)
-        if path.name == "environment.json":
+        if path.name == ENVIRONMENT:
             found = _published(Environment(json.loads(content)))
             content = json.dumps(found.as_mapping(), indent=2, ensure_ascii=False) + "\n"
         return content.encode()
@@ -227,7 +227,7 @@ def _content(path: Path) -> bytes:
 
 def _experiment(ours: Experiment, to: Path) -> bytes:
     """Return experiment.yaml with the rows and seeds of both folders, in the order that ships."""
-    path = to / _EXPERIMENT
+    path = to / EXPERIMENT
     if path.exists():
         ours = _merged(ours, _read(path), path)
     if ours.name in shipped():

@@ -8,14 +8,23 @@ from pathlib import Path
 
 from syngap.bench.errors import UserError
 from syngap.bench.storage import check_inside, clean, remove, remove_empty
-from syngap.bench.store.run_folder import read_yaml
+from syngap.bench.store.folder_reader import read_yaml
+from syngap.bench.store.layout import (
+    ACCURACY,
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    ERROR,
+    METRICS,
+    STATUS,
+)
 
 __all__ = ["is_run_of", "remove_checkpoints", "remove_run"]
 
 _CHECKPOINTS = ("step-*.safetensors", "weights.safetensors")
 _FILES = (
-    *("accuracy.csv", "metrics.jsonl", "error.txt", "landscape.json", "events.out.tfevents.*"),
-    *("status.json", "environment.json", "config.yaml"),  # the last: without it there is no run
+    *(ACCURACY, METRICS, ERROR, "landscape.json", "events.out.tfevents.*"),
+    *(STATUS, ENVIRONMENT, CONFIG),  # the last: without it there is no run
 )
 
 
@@ -28,7 +37,7 @@ def is_run_of(experiment: str, folder: Path) -> bool:
     if folder.is_symlink():
         return False
     try:
-        config = read_yaml(folder / "config.yaml")
+        config = read_yaml(folder / CONFIG)
     except UserError:
         return False
     row, seed = config.get("row"), config.get("seed")
@@ -45,7 +54,7 @@ def remove_checkpoints(folder: Path, *, within: Path) -> None:
         folder: of the run.
         within: the folder that the user named.
     """
-    _remove_files(folder / "checkpoint", _CHECKPOINTS, within)
+    _remove_files(folder / CHECKPOINTS, _CHECKPOINTS, within)
 
 
 def remove_run(folder: Path, loggers: Iterable[str] = (), *, within: Path) -> list[Path]:
@@ -61,7 +70,7 @@ def remove_run(folder: Path, loggers: Iterable[str] = (), *, within: Path) -> li
     Returns:
         What else is there, which stays.
     """
-    if not (folder / "checkpoint").is_symlink():
+    if not (folder / CHECKPOINTS).is_symlink():
         remove_checkpoints(folder, within=within)
     marks = [f".{name}" for name in loggers]
     _remove_files(folder, (*marks, *_FILES), within)

@@ -26,8 +26,9 @@ from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import IfThere, Plan, check_equal, jobs_of, make_plan
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import remove
+from syngap.bench.store.folder_reader import read_config, read_yaml
+from syngap.bench.store.layout import CONFIG
 from syngap.bench.store.records import write_yaml
-from syngap.bench.store.run_folder import read_config, read_yaml
 from syngap.bench.tuning.trials import Outcome, Trial, is_divergence, write_trials
 
 __all__ = ["RANDOM_FIRST", "Tuning", "suggestion"]
@@ -142,7 +143,7 @@ class Tuning:
 
     def _recorded_values(self, row: str, number: int) -> dict[str, Value] | None:
         for job in self._trial(row, number, {}).jobs:
-            path = job.folder / "config.yaml"
+            path = job.folder / CONFIG
             if path.is_file():
                 tried = read_config(job.folder).method.options
                 with reading(path):

@@ -14,8 +14,8 @@ from syngap.bench.metrics import accuracy
 from syngap.bench.runner.plan import is_done
 from syngap.bench.runner.run import Job
 from syngap.bench.storage import write
+from syngap.bench.store.folder_reader import read_run, read_status
 from syngap.bench.store.removal import remove_checkpoints
-from syngap.bench.store.run_folder import read_run, read_status
 
 __all__ = ["Outcome", "Trial", "is_divergence", "write_trials"]
 

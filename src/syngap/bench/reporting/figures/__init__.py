@@ -16,7 +16,7 @@ from syngap.bench.reporting.headline import subject
 from syngap.bench.reporting.rows import finished_runs, rows
 from syngap.bench.reporting.series import is_weight, layers
 from syngap.bench.storage import make_folder
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 from syngap.bench.store.surface import Landscape
 
 __all__ = [

@@ -22,7 +22,7 @@ from syngap.bench.reporting.figures.style import (
 from syngap.bench.reporting.headline import rivals, subject
 from syngap.bench.reporting.rows import Row, finished_runs, rows
 from syngap.bench.reporting.series import Band, accuracy_curve, boundaries, steps_of
-from syngap.bench.store.run_folder import Run
+from syngap.bench.store.folder_reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

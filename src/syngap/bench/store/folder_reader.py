@@ -1,17 +1,4 @@
-"""A run is a folder while it runs, and everything that is said about it then comes from there.
-
-Kept runs are packed (`syngap.bench.store.packed`); `read_runs` reads either.
-
-DIR/experiment.yaml          what was asked for, complete
-DIR/METHOD-SEED/
-    config.yaml              this run, complete and resolved
-    environment.json         versions, hardware, command
-    status.json              running, done or failed; steps; seconds of training
-    accuracy.csv             R: after each task, the accuracy on every task, in percent
-    metrics.jsonl            every evaluation during training, a line each
-    checkpoint/              where to go on from: safetensors, no pickle
-    error.txt                of a run that failed: where
-"""
+"""Reads the folder of a run, or packed runs. `folder_writer` writes it, `layout` names the files."""
 
 from __future__ import annotations
 
@@ -25,6 +12,15 @@ from syngap.bench.config.formats import check_format
 from syngap.bench.config.reading import LARGE, json_in, reading, text_in, yaml_in
 from syngap.bench.errors import UserError
 from syngap.bench.metrics import Evaluation
+from syngap.bench.store.layout import (
+    ACCURACY,
+    CONFIG,
+    ENVIRONMENT,
+    EXPERIMENT,
+    METRICS,
+    STATUS,
+    run_folders,
+)
 from syngap.bench.store.outcome import (
     Environment,
     Planned,
@@ -60,12 +56,11 @@ def read_runs(directory: Path) -> list[Run]:
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: there is no such folder")
-    plan = directory / "experiment.yaml"
+    plan = directory / EXPERIMENT
     if not plan.is_file():
         raise UserError(f"{directory}: no runs there (experiment.yaml is missing)")
     planned = _planned(plan)
-    configs = sorted(directory.glob("*/config.yaml"))
-    folders = [config.parent for config in configs if _holds_run(config.parent)]
+    folders = [folder for folder in run_folders(directory) if _holds_run(folder)]
     if folders and is_packed(directory):
         raise UserError(
             f"{directory}: holds packed runs and run folders ({folders[0].name}); move the run "
@@ -94,12 +89,12 @@ def _check_alike(done: Sequence[Run]) -> None:
 def read_run(path: Path) -> Run:
     """Return what the run folder `path` says, whether the run has ended or not."""
     config = read_config(path)
-    accuracy = _matrix(path / "accuracy.csv")
+    accuracy = _matrix(path / ACCURACY)
     initial: tuple[float, ...] | None = None
     record: list[Evaluation] = []
     summaries: dict[int, dict[str, float]] = {}
-    with reading(path / "metrics.jsonl"):
-        for line in _lines(path / "metrics.jsonl"):
+    with reading(path / METRICS):
+        for line in _lines(path / METRICS):
             evaluation = evaluation_of(line)
             check_follows(evaluation, record, accuracy)
             if evaluation.step:
@@ -135,28 +130,28 @@ def _planned(path: Path) -> Planned:
 
 def _holds_run(path: Path) -> bool:
     """Return whether a folder with a config.yaml holds a run, not a landscape or other things."""
-    status = (path / "status.json").exists()
-    begun = (path / "environment.json").exists() and not (path / "landscape.json").is_file()
+    status = (path / STATUS).exists()
+    begun = (path / ENVIRONMENT).exists() and not (path / "landscape.json").is_file()
     return status or begun
 
 
 def read_config(path: Path) -> RecordedConfig:
     """Return the configuration of the run in `path`."""
-    found = read_yaml(path / "config.yaml")
-    with reading(path / "config.yaml"):
+    found = read_yaml(path / CONFIG)
+    with reading(path / CONFIG):
         return RecordedConfig.from_mapping(found)
 
 
 def read_status(path: Path) -> Status:
     """Return the status of the run in `path`; an empty one where it has not begun."""
-    found = _json(path / "status.json")
-    with reading(path / "status.json"):
+    found = _json(path / STATUS)
+    with reading(path / STATUS):
         return Status.from_mapping(found)
 
 
 def read_environment(path: Path) -> Environment:
     """Return what the run in `path` ran on."""
-    return Environment(_json(path / "environment.json"))
+    return Environment(_json(path / ENVIRONMENT))
 
 
 def csv_of(rows: Iterable[tuple[int, Sequence[float]]], tasks: int) -> str:

@@ -16,16 +16,27 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError
 from syngap.bench.metrics import Evaluation
 from syngap.bench.storage import append, clean, make_folder, move, remove, write
 from syngap.bench.store.environment import now
-from syngap.bench.store.outcome import Status
-from syngap.bench.store.records import write_json
-from syngap.bench.store.run_folder import csv_of
+from syngap.bench.store.folder_reader import csv_of, read_status
+from syngap.bench.store.layout import (
+    ACCURACY,
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    ERROR,
+    METRICS,
+    STATUS,
+)
+from syngap.bench.store.outcome import Environment, Status
+from syngap.bench.store.records import write_json, write_yaml
+from syngap.bench.store.removal import remove_checkpoints
 from syngap.bench.training.checkpoint import pack, read_state
 
-__all__ = ["FolderJournal"]
+__all__ = ["FolderJournal", "begin_folder", "write_failure"]
 
 _LOG = logging.getLogger(__name__)
 _TELL_EVERY = 0.25  # seconds
@@ -57,6 +68,34 @@ def _whole(saved: Any) -> dict[str, Any]:
     return found
 
 
+def begin_folder(folder: Path, config: RunConfig, found: Environment) -> None:
+    """Write what a run begins with, unless it is there from an earlier try.
+
+    Args:
+        folder: of the run; it exists, and nobody else is at work in it.
+        config: of the run.
+        found: what it runs on.
+    """
+    home = folder.parent
+    if not (folder / CONFIG).is_file():
+        # Which configuration the checkpoints that may lie there belong to is not known.
+        remove_checkpoints(folder, within=home)
+        write_json(folder / ENVIRONMENT, found.as_mapping(), within=home)
+        write_yaml(folder / CONFIG, config.as_mapping(), within=home)
+    remove(folder / ERROR, within=home)  # of a try before this one
+
+
+def write_failure(folder: Path, message: str, trace: str) -> None:
+    """Write why the run in `folder` failed, and where."""
+    home = folder.parent
+    try:
+        status = read_status(folder)
+    except UserError:  # damaged: what it said is lost
+        status = Status()
+    write_json(folder / STATUS, status.with_failure(message).as_mapping(), within=home)
+    write(folder / ERROR, f"{trace.rstrip()}\n".encode(), within=home)
+
+
 class FolderJournal:
     """Keeps a run in `folder`; a kill at any instant loses at most the time since a checkpoint.
 
@@ -86,10 +125,10 @@ class FolderJournal:
     ) -> None:
         self._folder, self._steps, self._tasks = folder, steps, tasks
         self._pause, self._fingerprint, self._tell = checkpoint_seconds, fingerprint, tell
-        self._checkpoints = folder / "checkpoint"
+        self._checkpoints = folder / CHECKPOINTS
         self._home = folder.parent
         make_folder(self._checkpoints, within=self._home)
-        self._metrics = append(folder / "metrics.jsonl", within=self._home)
+        self._metrics = append(folder / METRICS, within=self._home)
         self._rows: list[tuple[int, list[float]]] = []
         self._step = 0
         self._seen: float | None = None
@@ -210,7 +249,7 @@ class FolderJournal:
 
     def _write_accuracy(self) -> None:
         content = csv_of(self._rows, self._tasks).encode()
-        write(self._folder / "accuracy.csv", content, within=self._home)
+        write(self._folder / ACCURACY, content, within=self._home)
 
     def _status(self, state: str, progress: Mapping[str, Any], **more: str) -> None:
         self._seconds = progress["seconds"]
@@ -223,4 +262,4 @@ class FolderJournal:
                 **more,
             }
         )
-        write_json(self._folder / "status.json", status.as_mapping(), within=self._home)
+        write_json(self._folder / STATUS, status.as_mapping(), within=self._home)
