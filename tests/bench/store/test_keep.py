@@ -197,7 +197,8 @@ def test_nothing_is_written_over_without_being_told(part: str, runs: Path, here:
             return replace(run, accuracy=[[value / 2 for value in row] for row in run.accuracy])
         if part == "record":
             return replace(run, record=[replace(run.record[0], newest=1.25), *run.record[1:]])
-        return replace(run, **{part: {**getattr(run, part), "steps": 7}})
+        entries = {**getattr(run, part).entries, "steps": 7}
+        return replace(run, **{part: replace(getattr(run, part), entries=entries)})
 
     change_packed(here / "kept", change)
     (here / "kept" / "trials.csv").write_text("mine")
