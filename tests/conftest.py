@@ -2,10 +2,13 @@
 
 import os
 
+# Tests run in parallel processes, which would otherwise compete for the same cores; what they
+# start inherits this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import settings
 
-# Tests run in parallel processes, which would otherwise compete for the same cores.
 torch.set_num_threads(1)
 
 settings.register_profile("local", deadline=None)

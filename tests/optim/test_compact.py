@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import shutil
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -93,7 +94,7 @@ def test_importance_in_bfloat16_does_not_drift(retention: float) -> None:
     assert found.each[-quarter:].mean() < 1.1 * found.each[quarter : 2 * quarter].mean()
 
 
-@pytest.mark.parametrize("retention", ALLOWED)
+@pytest.mark.parametrize("retention", [0.999])
 def test_rounding_to_nearest_would_drift(retention: float) -> None:
     """The test above can fail."""
     found = errors(naively, retention)
@@ -194,9 +195,17 @@ FORMS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_every_form_follows_the_average_in_full_precision(make: Make, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        *((form, torch.float32) for form in FORMS),
+        *product(("foreach", "wrapped-adamw"), (torch.float64, torch.bfloat16)),
+    ],
+    ids=str,
+)
+def test_every_form_follows_the_average_in_full_precision(form: str, dtype: torch.dtype) -> None:
+    """Parameters of other types have the same code behind them in every form."""
+    make = FORMS[form]
     models = [network(dtype), network(dtype)]
     full, compact = make(models[0]), make(models[1], compact=True)
     for step in range(60):

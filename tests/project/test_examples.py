@@ -46,7 +46,6 @@ def test_example(name: str, tmp_path: Path) -> None:
     source = str(Path(syngap.__file__).parents[1])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(
