@@ -86,7 +86,7 @@ function surface(figure, found) {
     Object.assign(canvas.style, { left: `${left}px`, width: `${side}px`, height: `${side}px` });
     fill(canvas, map, colours, Math.round(side * Math.min(devicePixelRatio, 2)));
     ticks(svg, width, side);
-    way(svg);
+    drawPath(svg);
     layer = make(svg, "g");
   }
 
@@ -108,7 +108,7 @@ function surface(figure, found) {
     }
   }
 
-  function way(parent) {
+  function drawPath(parent) {
     const d = map.path.map(([a, b], place) => `${place ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
     make(parent, "path", { class: "way halo", d });
     make(parent, "path", { class: "way", d });
