@@ -329,7 +329,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 PATH = re.compile(r"`((?:[a-z_]+/)+\w+\.(?:py|yaml|css|html|ipynb|csv))`")
-FOLDERS = (ROOT, ROOT / "src/syngap", ROOT / "src/syngap/bench")
+FOLDERS = (ROOT, ROOT / "src/syngap", ROOT / "src/syngap/bench", ROOT / "tests")
 
 
 @each_page

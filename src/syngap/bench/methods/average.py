@@ -22,7 +22,8 @@ class Average:
 
     After n steps it is Σ α^(n-i) θᵢ / Σ α^(n-i): from the first step on, the initial weights have
     no part in it. Running statistics of norms are averaged alike. Whole numbers, and masks of -inf,
-    are the newest.
+    are the newest. torch's AveragedModel reads its counter on the CPU, which a step that is
+    captured in a CUDA graph cannot; here the counter stays on the device.
 
     Args:
         model: the network that learns.

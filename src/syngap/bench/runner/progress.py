@@ -1,4 +1,4 @@
-"""Progress of many runs: bars with rate and time left on a terminal, plain lines elsewhere."""
+"""Progress of many runs: bars on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Display:
         self._total = sum(self._steps_of(job) for job in jobs)
         self._ended, self._started = 0, time.monotonic()
         self.failed: dict[str, str] = {}
-        self._bars: _Bars | None = _Bars(console, self._total) if console.is_terminal else None
+        moves = console.is_terminal or console.is_jupyter
+        self._bars: _Bars | None = _Bars(console, self._total) if moves else None
 
     def __enter__(self) -> Display:
         if self._bars:

@@ -1,4 +1,4 @@
-"""Reads the folder of a run, or packed runs. `folder_writer` writes it, `layout` names the files."""
+"""Reads the folder of a run, or packed runs; `folder_writer` writes one, `layout` has the names."""
 
 from __future__ import annotations
 
