@@ -329,7 +329,7 @@ def test_tensorboard_has_the_configuration() -> None:
     run_here(begun())
     with following("tensorboard"):
         pass
-    assert tensorboard_config(begun().folder) == begun().config
+    assert tensorboard_config(begun().folder) == begun().config.as_mapping()
 
 
 @needs("mlflow")
@@ -353,7 +353,8 @@ def test_wandb_has_the_configuration() -> None:
     with following("wandb"):
         pass
     config = wandb_config(begun().folder)
-    assert {key: config[key] for key in begun().config} == begun().config
+    expected = begun().config.as_mapping()
+    assert {key: config[key] for key in expected} == expected
 
 
 # No run notices -----------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from tiny import called, job, results, state, tiny, tree, write_arrays, written
 
-from syngap.bench.config.experiment import Experiment
+from syngap.bench.config.experiment import Experiment, Training
 from syngap.bench.errors import UserError
 from syngap.bench.runner import cluster as engine
+from syngap.bench.runner import machines
 from syngap.bench.runner.cluster import Cluster, connect
 from syngap.bench.runner.local import Event, run_here
 from syngap.bench.runner.plan import make_plan
@@ -376,7 +377,7 @@ def test_the_first_answer_of_a_machine_has_its_own_time(
     monkeypatch.setattr(engine, "_PATIENCE", 0.0)
     cluster.run([job(Path("out/er-0"), *SHORT)], None, events.append)
     assert events[-1].kind == "done"
-    monkeypatch.setattr(engine, "_FIRST_ANSWER", 0.0)
+    monkeypatch.setattr(machines, "_FIRST_ANSWER", 0.0)
     with pytest.raises(UserError, match=r": did not answer in 0 seconds; a worker was to start"):
         cluster.run([job(Path("out/er-1"), *SHORT, seed=1)], None, events.append)
 
@@ -439,9 +440,9 @@ def with_gpus(count: int) -> Cluster:
 def test_gpus_are_shared_by_as_many_runs_as_were_asked_for(
     gpus: int, workers: int | None, share: float
 ) -> None:
-    needs = with_gpus(gpus)._needs({"threads": 1, "device": "cuda"}, workers)
+    needs = with_gpus(gpus)._needs(Training(device="cuda"), workers)
     assert needs == {"CPU": 1, "GPU": share}
-    assert engine._fitting({"CPU": 8, "GPU": 1}, needs) == round(1 / share)
+    assert machines.fitting_runs({"CPU": 8, "GPU": 1}, needs) == round(1 / share)
 
 
 def test_the_device_is_that_of_the_cluster_not_of_the_driver(tmp_path: Path) -> None:
