@@ -42,3 +42,11 @@ def test_what_is_offered_is_there() -> None:
     assert result.stdout == "Ballistic\n", result.stderr
     with pytest.raises(AttributeError, match="no attribute 'SynGap'"):
         _ = syngap.SynGap  # type: ignore[attr-defined]
+
+
+def test_the_command_without_its_packages_says_what_to_install() -> None:
+    probe = "import sys; sys.modules['typer'] = None; from syngap.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert result.stderr.count("\n") == 1
+    assert "needs typer" in result.stderr
+    assert "pip install 'syngap[bench]'" in result.stderr

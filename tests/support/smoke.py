@@ -45,6 +45,12 @@ def optimizer() -> None:
             trainer.step()
             losses.append(loss.item())
         expect(all(a > b for a, b in pairwise(losses)), f"the loss falls: {losses}")
+    done = subprocess.run([COMMAND], capture_output=True, text=True)
+    said = done.stderr.strip()
+    expect(
+        done.returncode == 2 and "pip install 'syngap[bench]'" in said and "\n" not in said,
+        f"the command says what to install: {said}",
+    )
 
 
 def packages() -> set[str]:
