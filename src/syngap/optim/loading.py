@@ -1,4 +1,4 @@
-"""What a state may hold that is loaded: all of it is checked before any of it is taken over.
+"""Checks of a loaded state: all of it is checked before any of it is used.
 
 A state comes from a file, and files come from elsewhere. One NaN in it would reach every weight at
 the next step, and an option that is out of range would be noticed hundreds of steps later, if at

@@ -1,4 +1,4 @@
-"""The optimizer that a method is configured with."""
+"""The base class of methods that take a gradient step: which optimizer, and averaged weights."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ER(Descent):
         self.memory.add(x=batch.x, y=batch.y)
 
     def undo(self) -> None:
-        """Forget also what the teacher was to compare."""
+        """Discard also the logits that the teacher kept."""
         super().undo()
         if self.teacher is not None:
             self.teacher.discard()

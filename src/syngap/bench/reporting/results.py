@@ -1,6 +1,6 @@
 """A folder of results: experiments in folders of their own, with the searches beside their runs.
 
-DIR/NAME/experiment.yaml     an experiment, and a folder for each of its runs
+DIR/NAME/experiment.yaml     an experiment; its runs are packed beside it
 DIR/NAME/search/             what `syngap tune` wrote, where the experiment's values were searched
     search.yaml              spaces, sampler, chosen values
     trials.csv               every trial, a line each

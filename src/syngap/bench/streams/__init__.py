@@ -1,8 +1,9 @@
 """Data in the order it arrives.
 
 A source (`digits`, `cifar100`, `core50`, `folder`, `npz`) says which sample belongs to which task;
-`Stream` puts them in order. Another package adds a source by an entry point of the group
-"syngap.streams": a function (seed, data, *, options) that returns `Tasks`.
+`Stream` puts them in order. A new source is a file here and a line in `registry`: a function
+(seed, data, *, options) that returns `Tasks`. Another package adds one by an entry point of the
+group "syngap.streams".
 """
 
 from __future__ import annotations
