@@ -1,4 +1,4 @@
-"""The base class of methods that take a gradient step: which optimizer, and averaged weights."""
+"""The base class of methods that take gradient steps: their optimizer and averaged weights."""
 
 from __future__ import annotations
 
