@@ -2,8 +2,8 @@
 
 What methods share: `method` and `descent` (base classes), `learner` (the network and its data),
 `average` and `teacher` (options), `guard` (finite numbers), `states` (checkpoints). A new method is
-a file here and a line in `registry`. Another package adds one by an entry point of the group "syngap.methods": a `Method` whose
-constructor takes a `Learner` and keyword-only options.
+a file here and a line in `registry`. Another package adds one by an entry point of the group
+"syngap.methods": a `Method` whose constructor takes a `Learner` and keyword-only options.
 """
 
 from syngap.bench.methods.learner import Learner
