@@ -1,62 +1,21 @@
 """The oracle of `syngap.protect` agrees with itself, with autograd and with torch's optimizers."""
 
-from functools import cache
-
 import protect_oracle as oracle
 import pytest
 import torch
-from protect_cases import CASES, Case, SeededNormal
-from protect_oracle import Gate, Rank, Task, Trace, build_gate, protected_steps
-from torch import Tensor, nn
+from protect_cases import BASES, CASES, Case, SeededNormal, random_gradients, traced
+from protect_oracle import Gate, Rank, build_gate, protected_steps
+from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 MLP = CASES[0]
 
-BASES = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1}, oracle.sgd(0.1)),
-    "sgd_momentum": (
-        torch.optim.SGD,
-        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
-        oracle.sgd(0.1, momentum=0.9, weight_decay=0.1),
-    ),
-    "adam": (
-        torch.optim.Adam,
-        {"lr": 0.01, "weight_decay": 0.1},
-        oracle.adam(0.01, weight_decay=0.1),
-    ),
-    "adamw": (
-        torch.optim.AdamW,
-        {"lr": 0.01, "weight_decay": 0.1},
-        oracle.adam(0.01, weight_decay=0.1, decoupled=True),
-    ),
-}
 every_base = pytest.mark.parametrize("base", BASES)
-
-
-@cache
-def traced(case: Case) -> tuple[Task, list[list[Trace]], list[list[Trace]]]:
-    task = case.task()
-    SeededNormal.restart()
-    for_moments, for_importance = oracle.draw_labels_twice(task.model, task.batches, seed=0)
-    first = oracle.trace_batches(task, for_moments)
-    second = oracle.trace_batches(task, for_importance)
-    return task, first, second
 
 
 def gate_of(case: Case, rank: Rank = "full") -> Gate:
     return build_gate(*traced(case), rank=rank)
-
-
-def random_gradients(model: nn.Module, steps: int = 3) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(5)
-    return [
-        {
-            name: torch.randn(param.shape, generator=generator, dtype=param.dtype)
-            for name, param in model.named_parameters()
-        }
-        for _ in range(steps)
-    ]
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-12) -> bool:
@@ -78,11 +37,12 @@ def test_rows_of_all_uses_make_the_gradient_of_autograd(case: Case) -> None:
                 assert close(total, gradient)
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.spelled_out], ids=lambda case: case.name
+)
 def test_spelled_out_forward_is_the_forward(case: Case) -> None:
     task = case.task()
-    if task.spelled_out is None:
-        pytest.skip("every weight belongs to a module that is called")
+    assert task.spelled_out is not None
     for batch in task.batches:
         spelled = task.spelled_out(task.model, batch, lambda name, x, output, **_: output)
         assert close(oracle.run_model(task.model, batch), spelled)
@@ -134,7 +94,7 @@ def test_eigenvalues_are_well_apart(case: Case) -> None:
                 if side != product.one_hot_side:
                     values = torch.linalg.eigvalsh(moment)
                     gap = ((values[1:] - values[:-1]) / values[-1]).min()
-                    assert gap > 3e-6, (product.name, side, float(gap))
+                    assert gap > 1e-4, (product.name, side, float(gap))
 
 
 @every_case
@@ -162,7 +122,7 @@ def test_mean_importance_does_not_depend_on_the_basis(case: Case) -> None:
 
 
 def test_importance_is_the_brute_force_double_loop() -> None:
-    task, _, second = traced(MLP)
+    _, _, second = traced(MLP)
     gate = gate_of(MLP)
     ((left, right),) = gate.bases["first.weight"]
     (importance,) = gate.importance["first.weight"]
@@ -183,7 +143,7 @@ def test_importance_is_the_brute_force_double_loop() -> None:
 
 def test_padding_counts_for_nothing() -> None:
     case = next(case for case in CASES if case.name == "gpt_padded")
-    task, first, second = traced(case)
+    task, first, _ = traced(case)
     real = sum(int(batch["attention_mask"].sum()) for batch in task.batches)
     assert gate_of(case).predictions == real
     for batch, traces in zip(task.batches, first, strict=True):
@@ -195,14 +155,14 @@ def test_padding_counts_for_nothing() -> None:
 @every_base
 @every_case
 def test_open_mask_is_the_base_optimizer(case: Case, base: str) -> None:
-    kind, options, rule = BASES[base]
+    optimizer_of = BASES[base]
     task = case.task()
     gate = gate_of(case)
     gate.mask = {name: [torch.ones_like(m) for m in ms] for name, ms in gate.mask.items()}
     gradients = random_gradients(task.model)
     start = {name: param.detach().clone() for name, param in task.model.named_parameters()}
-    steps = protected_steps(gate, start, gradients, rule, rotate=False)
-    optimizer = kind(task.model.parameters(), **options)
+    steps = protected_steps(gate, start, gradients, optimizer_of.rule, rotate=False)
+    optimizer = optimizer_of.kind(task.model.parameters(), **optimizer_of.options)
     for step in gradients:
         for name, param in task.model.named_parameters():
             param.grad = step[name].clone() if param.requires_grad else None

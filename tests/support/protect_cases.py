@@ -5,9 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
-from protect_oracle import Batch, Conv1D, Product, Record, SpelledOut, Task, cut
+from protect_oracle import (
+    Batch,
+    Conv1D,
+    Product,
+    Record,
+    Rule,
+    SpelledOut,
+    Task,
+    Trace,
+    adam,
+    cut,
+    draw_labels_twice,
+    sgd,
+    trace_batches,
+)
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 from torch.nn import functional as F
@@ -382,6 +397,7 @@ CASES: tuple[Case, ...] = (
         images(30, 6),
         linears("first", "second", "head"),
         biases("first", "second", "head"),
+        seed=2,
     ),
     Case(
         "mlp_frozen_layer",
@@ -389,16 +405,32 @@ CASES: tuple[Case, ...] = (
         images(30, 6),
         linears("first", "head"),
         biases("first", "head"),
+        seed=2,
     ),
-    Case("conv1d", ConvNet1d, images(30, 2, 5), linears("conv", "head"), biases("conv", "head")),
+    Case(
+        "conv1d",
+        ConvNet1d,
+        images(30, 2, 5),
+        linears("conv", "head"),
+        biases("conv", "head"),
+        seed=2,
+    ),
     Case(
         "conv2d",
         ConvNet2d,
         images(40, 2, 4, 5),
         linears("conv", "second", "head"),
         biases("conv", "head"),
+        seed=3,
     ),
-    Case("gpt", GPT, texts, (*_EMBEDDINGS, *_BLOCK, *linears("head")), _BLOCK_BIASES),
+    Case(
+        "gpt",
+        GPT,
+        texts,
+        (*_EMBEDDINGS, *_BLOCK, *linears("head")),
+        _BLOCK_BIASES,
+        seed=3,
+    ),
     Case(
         "gpt_padded",
         GPT,
@@ -412,6 +444,7 @@ CASES: tuple[Case, ...] = (
         texts,
         (_TIED, _EMBEDDINGS[1], *_BLOCK),
         _BLOCK_BIASES,
+        seed=3,
     ),
     Case(
         "gpt_broadcast_positions",
@@ -420,6 +453,7 @@ CASES: tuple[Case, ...] = (
         (_EMBEDDINGS[0], *_BLOCK, *linears("head")),
         _BLOCK_BIASES,
         undecided="positions looked up once for all samples are taken as plain entries by batches",
+        seed=3,
     ),
     Case(
         "gpt2_conv1d_tied",
@@ -430,6 +464,8 @@ CASES: tuple[Case, ...] = (
             *(Product(f"{name}.weight", 0) for name in ("c_attn", "c_proj", "c_fc", "c_out")),
         ),
         biases("c_attn", "c_proj", "c_fc", "c_out"),
+        seed=1,
+        gain=0.8,
     ),
     Case(
         "self_attention",
@@ -438,6 +474,7 @@ CASES: tuple[Case, ...] = (
         _ATTENTION,
         _ATTENTION_BIASES,
         spell_out_attention,
+        seed=4,
     ),
     Case(
         "cross_attention",
@@ -447,6 +484,7 @@ CASES: tuple[Case, ...] = (
         _ATTENTION_BIASES,
         spell_out_attention,
         undecided="two uses, each of a part of the packed outputs, share one basis of the weight",
+        seed=3,
     ),
     Case(
         "experts_routed",
@@ -455,6 +493,7 @@ CASES: tuple[Case, ...] = (
         (Product("experts", stack=True), *linears("router", "head")),
         biases("router", "head"),
         spell_out_routed,
+        seed=4,
     ),
     Case(
         "experts_routed_tokens",
@@ -464,6 +503,7 @@ CASES: tuple[Case, ...] = (
         biases("router", "head"),
         spell_out_routed,
         undecided="rows routed to an expert have lost the sample that they came from",
+        seed=1,
     ),
     Case(
         "experts_bmm",
@@ -472,6 +512,7 @@ CASES: tuple[Case, ...] = (
         (Product("experts", inputs_side=0, stack=True), *linears("router", "head")),
         biases("router", "head"),
         spell_out_dense,
+        seed=2,
     ),
     Case(
         "shared_across_depth",
@@ -479,6 +520,7 @@ CASES: tuple[Case, ...] = (
         images(30, 6),
         linears("block", "head"),
         biases("block", "head"),
+        seed=2,
     ),
     Case(
         "weight_and_transpose",
@@ -494,5 +536,55 @@ CASES: tuple[Case, ...] = (
         images(30, 6),
         linears("first", "second"),
         biases("first", "second"),
+        seed=3,
     ),
 )
+
+
+# --- Traces, base optimizers and gradients that the tests share ---------------------------------
+
+
+@cache
+def traced(case: Case, seed: int = 0) -> tuple[Task, list[list[Trace]], list[list[Trace]]]:
+    """Return the task and its traces with the labels for the moments and for the importance."""
+    task = case.task()
+    SeededNormal.restart()
+    for_moments, for_importance = draw_labels_twice(task.model, task.batches, seed)
+    return task, trace_batches(task, for_moments), trace_batches(task, for_importance)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base optimizer of torch and the same as a formula."""
+
+    kind: Callable[..., torch.optim.Optimizer]
+    options: dict[str, float]
+    rule: Rule
+
+
+BASES = {
+    "sgd": Base(torch.optim.SGD, {"lr": 0.1}, sgd(0.1)),
+    "sgd_momentum": Base(
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+        sgd(0.1, momentum=0.9, weight_decay=0.1),
+    ),
+    "adam": Base(torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}, adam(0.01, weight_decay=0.1)),
+    "adamw": Base(
+        torch.optim.AdamW,
+        {"lr": 0.01, "weight_decay": 0.1},
+        adam(0.01, weight_decay=0.1, decoupled=True),
+    ),
+}
+
+
+def random_gradients(model: nn.Module, steps: int = 3) -> list[dict[str, Tensor]]:
+    """Return a gradient for each parameter and step, the same at each call."""
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {
+            name: torch.randn(param.shape, generator=generator, dtype=param.dtype)
+            for name, param in model.named_parameters()
+        }
+        for _ in range(steps)
+    ]

@@ -572,7 +572,7 @@ def adam(
         state["v"] = beta2 * state.get("v", torch.zeros_like(weight)) + (1 - beta2) * gradient**2
         mean = state["m"] / (1 - beta1**t)
         square = state["v"] / (1 - beta2**t)
-        step = -lr * mean / (square.sqrt() + eps)
+        step: Tensor = -lr * mean / (square.sqrt() + eps)
         if decoupled:
             step = step - lr * weight_decay * weight
         return step
@@ -585,8 +585,8 @@ def adam(
 
 def filter_update(update: Tensor, left: Tensor, right: Tensor, mask: Tensor) -> Tensor:
     """Return u - L ((1 - Ω) * (Lᵀ u R)) Rᵀ."""
-    removed: Tensor = left @ ((1.0 - mask) * (left.T @ update @ right)) @ right.T
-    return update - removed
+    coefficients = (1.0 - mask) * (left.T @ update @ right)
+    return update - left @ coefficients @ right.T
 
 
 @torch.no_grad()
