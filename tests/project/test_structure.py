@@ -31,7 +31,7 @@ import syngap
 from syngap import SynGAP
 from syngap.bench.store import layout
 from syngap.optim import DEFAULTS, GatedOptimizer
-from syngap.optim.basis import Entries
+from syngap.optim.tensors import Entries
 from syngap.optim.wrapped import WrappedSynGAP
 
 PACKAGE = Path(syngap.__file__).parent

@@ -378,8 +378,8 @@ class Case:
 
 
 _EMBEDDINGS = (
-    Product("tokens.weight", inputs_side=0, one_hot_side=0),
-    Product("positions.weight", inputs_side=0, one_hot_side=0),
+    Product("tokens.weight", inputs_side=1, one_hot_side=0),
+    Product("positions.weight", inputs_side=1, one_hot_side=0),
 )
 _BLOCK = linears("qkv", "out", "up", "down")
 _BLOCK_BIASES = biases("qkv", "out", "up", "down")
@@ -412,7 +412,7 @@ CASES: tuple[Case, ...] = (
         ConvNet1d,
         images(30, 2, 5),
         linears("conv", "head"),
-        biases("conv", "head"),
+        biases("conv", "grouped", "head"),
         seed=2,
     ),
     Case(
@@ -420,7 +420,7 @@ CASES: tuple[Case, ...] = (
         ConvNet2d,
         images(40, 2, 4, 5),
         linears("conv", "second", "head"),
-        biases("conv", "head"),
+        biases("conv", "grouped", "head"),
         seed=3,
     ),
     Case(

@@ -50,7 +50,8 @@ class Product:
         name: its name among `model.named_parameters()`.
         inputs_side: 1 where W is (out, in), 0 where it is (in, out). Low rank is taken there.
         one_hot_side: the side that an embedding's tokens pick, which stays plain entries.
-        stack: whether it is a stack of matrices (experts, d0, d1).
+        stack: whether it is a stack of matrices (experts, d0, d1). Which sample a row of an expert
+            is of is not known, so that gradients are squared by batches.
     """
 
     name: str
@@ -459,20 +460,27 @@ def count_predictions(traces: Sequence[Sequence[Trace]]) -> int:
     return sum(trace.predictions for batch in traces for trace in batch)
 
 
+def gradients_of(task: Task, name: str, traces: Sequence[Sequence[Trace]]) -> list[Tensor]:
+    """Return what is squared: gradients of samples where they are known apart, else of batches."""
+    apart = {product.name for product in task.products if not product.stack} | set(task.biases)
+    if name in apart:
+        return [trace.gradients[name] for batch in traces for trace in batch]
+    sums = []
+    for batch in traces:
+        summed = torch.zeros_like(batch[0].gradients[name])
+        for trace in batch:
+            summed += trace.gradients[name]
+        sums.append(summed)
+    return sums
+
+
 def mean_importance(task: Task, traces: Sequence[Sequence[Trace]]) -> float:
     """Return mu = (1/P) (1/N) Σ |G_s|², over batches where entries come from batches."""
     params = trainable(task.model)
-    covered = {product.name for product in task.products} | set(task.biases)
     total = 0.0
     for name in params:
-        for batch in traces:
-            if name in covered:
-                total += sum(float((trace.gradients[name] ** 2).sum()) for trace in batch)
-            else:
-                summed = torch.zeros_like(params[name])
-                for trace in batch:
-                    summed += trace.gradients[name]
-                total += float((summed**2).sum())
+        for gradient in gradients_of(task, name, traces):
+            total += float((gradient**2).sum())
     size = sum(param.numel() for param in params.values())
     return total / size / count_predictions(traces)
 
@@ -500,24 +508,14 @@ def build_gate(
             importance[name] = []
             for index, (left, right) in enumerate(bases[name]):
                 total = param.new_zeros(left.shape[1], right.shape[1])
-                for batch in traces_for_importance:
-                    for trace in batch:
-                        gradient = as_matrices(product, trace.gradients[name])[index]
-                        total += (left.T @ gradient @ right) ** 2
+                for gradient in gradients_of(task, name, traces_for_importance):
+                    matrix = as_matrices(product, gradient)[index]
+                    total += (left.T @ matrix @ right) ** 2
                 importance[name].append(total / predictions)
-        elif name in task.biases:
-            total = torch.zeros_like(param)
-            for batch in traces_for_importance:
-                for trace in batch:
-                    total += trace.gradients[name] ** 2
-            importance[name] = [total / predictions]
         else:
             total = torch.zeros_like(param)
-            for batch in traces_for_importance:
-                summed = torch.zeros_like(param)
-                for trace in batch:
-                    summed += trace.gradients[name]
-                total += summed**2
+            for gradient in gradients_of(task, name, traces_for_importance):
+                total += gradient**2
             importance[name] = [total / predictions]
     mean = mean_importance(task, traces_for_importance)
     mask = {

@@ -8,14 +8,16 @@ Where to find what:
 - `gate`: importance, when it is refreshed, and what it lets through
 - `fisher`: estimates of importance; `scores`: labels drawn from a prediction and their scores;
   `exact` and `per_sample`: the same sample by sample; `distributed`, `sharded`: of many processes
-- `plasticity`: the mask Ω and the mean importance μ; `basis`: the coordinates of importance
+- `plasticity`: the mask Ω and the mean importance μ
+- `basis`: the coordinates of a weight, its entries or directions; `moments`: directions and
+  importance from inputs without labels; `uses`: where a forward pass multiplies with a weight
 - `update`: the arithmetic of a step; `fused`: as one kernel on a GPU; `compact`: importance in two
   bytes
 - `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`: what a
   state may hold that is loaded; `errors`, `notices`: errors and warnings
 - `consolidation`, `state_transfer`, `summary`: inputs without labels, states restored and of grown
   parameters, numbers to log
-- `rotation`: weights along directions, for pre-trained models; `ballistic`: a baseline
+- `tensors`: precision, and tensors that are sharded; `ballistic`: a baseline
 """
 
 from syngap.optim.ballistic import Ballistic
@@ -24,7 +26,6 @@ from syngap.optim.defaults import DEFAULTS, Defaults
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.gated import GatedOptimizer
 from syngap.optim.plasticity import linear_plasticity, plasticity
-from syngap.optim.rotation import rotate, unrotate
 from syngap.optim.syngap import SynGAP
 from syngap.optim.update import nonfinite_gradients
 
@@ -39,6 +40,4 @@ __all__ = [
     "linear_plasticity",
     "nonfinite_gradients",
     "plasticity",
-    "rotate",
-    "unrotate",
 ]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from syngap.optim.basis import accumulator, wide
 from syngap.optim.checks import check_number
 from syngap.optim.loading import check_groups, check_states, forms_of, match
 from syngap.optim.state_transfer import VERSION, names_of
+from syngap.optim.tensors import accumulator, wide
 
 __all__ = ["Ballistic"]
 

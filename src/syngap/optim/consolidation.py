@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-__all__ = ["Predict", "Progress", "predictions"]
+__all__ = ["Predict", "Progress", "as_it_was", "call", "in_eval_mode", "predictions"]
 
 Predict: TypeAlias = Callable[[Any], "Tensor | Distribution"]
 Progress: TypeAlias = Callable[[int, "int | None"], None]
@@ -24,18 +24,20 @@ def predictions(
     predict: Predict | None,
     progress: Progress | None,
     generator: torch.Generator | None,
+    during: AbstractContextManager[Any] | None = None,
 ) -> Iterator[Tensor | Distribution]:
     """Yield the model's differentiable predictions, in eval mode, batch by batch.
 
     Modes, buffers and random states are afterwards what they were, also if it is stopped early.
+    `during` is entered for each forward pass.
     """
     batches = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
     total = len(batches) if isinstance(batches, Sized) else None
     done = 0
-    with _left_as_it_was(model, generator):
+    with as_it_was(model, generator):
         for done, batch in enumerate(batches, start=1):
-            with torch.enable_grad():
-                prediction = predict(batch) if predict else _call(model, batch)
+            with torch.enable_grad(), during or nullcontext():
+                prediction = predict(batch) if predict else call(model, batch)
             yield prediction
             del prediction
             if progress is not None:
@@ -45,7 +47,21 @@ def predictions(
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[None]:
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Run a model without dropout, and with the statistics that its normalisation has learned."""
+    modes = [module for module in model.modules() if module.training]
+    for module in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modes:
+            module.training = True
+
+
+@contextmanager
+def as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[None]:
+    """Run a model in eval mode, and give modes, buffers and random states back."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     own_state = None if generator is None else generator.get_state()
@@ -64,7 +80,8 @@ def _left_as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iter
             generator.set_state(own_state)
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def call(model: nn.Module, batch: Any) -> Any:
+    """Return the prediction of a model for a batch: its output, or the logits of it."""
     if isinstance(batch, dict):
         output = model(**batch)
     elif isinstance(batch, (tuple, list)):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from syngap.optim.basis import accumulator, is_sharded
+from syngap.optim.tensors import accumulator, is_sharded
 
 __all__ = [
     "Group",

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from syngap.optim.basis import wide
 from syngap.optim.per_sample import (
     Call,
     hold_statistics,
@@ -31,6 +30,7 @@ from syngap.optim.per_sample import (
     uses_batch_statistics,
 )
 from syngap.optim.scores import SCALE, Prediction
+from syngap.optim.tensors import wide
 
 __all__ = ["CallRecorder", "squared_scores"]
 

@@ -7,7 +7,7 @@ itself. `scores` has why the square of summed scores is unbiased for it, `exact`
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
-from syngap.optim.basis import Entries, is_sharded, sum_over_shards, wide
+from syngap.optim.basis import Basis
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.notices import Notices
@@ -31,6 +31,7 @@ from syngap.optim.scores import (
     suspect_classes_first,
     suspect_probabilities,
 )
+from syngap.optim.tensors import is_sharded, sum_over_shards, wide
 
 __all__ = ["Estimator", "EstimatorName", "Observation", "Schedule", "merged"]
 
@@ -192,7 +193,7 @@ class Estimator:
         self,
         prediction: Tensor | Distribution,
         params: list[Tensor],
-        basis: Entries,
+        basis_of: Callable[[Tensor], Basis | None],
         *,
         targets: Tensor | None = None,
         mask: Tensor | None = None,
@@ -200,8 +201,9 @@ class Estimator:
         check: bool = True,
         leave_out: bool = False,
     ) -> Observation | None:
-        """Return the estimate of one forward pass in a basis, None where it overflowed.
+        """Return the estimate of one forward pass, None where it overflowed.
 
+        `basis_of` returns the coordinates of a parameter, None where they are its entries.
         A prediction that is not finite itself is refused, or with `leave_out` also None.
         """
         if not params:
@@ -246,8 +248,12 @@ class Estimator:
                 squares = self._squares(read, params, group)
                 observation = Observation.of_squares(squares, read.count, SCALE**-2)
             else:
-                scores = basis.coordinates(self._scores(read, params, group))
+                scores = self._scores(read, params, group)
                 observation = Observation.of_scores(scores, read.count, SCALE**-2)
+                for param, score in scores.items():  # whose means are of all directions
+                    basis = basis_of(param)
+                    if basis is not None:
+                        observation.values[param] = basis.into(wide(score))
         if not check:
             return observation.without_overflow()
         if observation.is_finite():

@@ -46,7 +46,8 @@ def applies(work: Work) -> bool:
     if asked is None:
         asked = options["foreach"] is None and on_gpu and has_triton() and not _broken
     numbers = (options[name] for name in ("ambient", "weight_decay", "momentum"))
-    can = work.turn is None and not options["differentiable"] and not torch.compiler.is_compiling()
+    is_plain = work.turn is None and not work.bases and not options["differentiable"]
+    can = is_plain and not torch.compiler.is_compiling()
     return bool(asked) and can and not any(isinstance(number, Tensor) for number in numbers)
 
 

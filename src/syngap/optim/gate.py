@@ -16,16 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim.basis import Coordinates, Entries, accumulator, kept_in
+from syngap.optim.basis import Basis
 from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.consolidation import predictions
 from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
+from syngap.optim.moments import Known
 from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
 from syngap.optim.state_transfer import grown, names_of, place_to_grow, restore_state
+from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
@@ -47,7 +49,6 @@ class Gate:
         option_names: the options of groups that are checked where they are used.
 
     Attributes:
-        basis: the coordinates of importance and of the mask.
         groups: the parameter groups.
         states: what is kept by parameter: importance, and for `grow` what a wrapped optimizer has.
         has_importance: whether anything was observed yet, or consolidated, or loaded.
@@ -69,7 +70,6 @@ class Gate:
         self.compact = compact
         self.non_finite = non_finite
         self.option_names = option_names
-        self.basis = Entries()
         self.has_importance = False
         self.notices = Notices()
         self.observation: Observation | None = None
@@ -79,7 +79,6 @@ class Gate:
         """Start without what follows objects of this process, which no copy shares."""
         self.groups: list[dict[str, Any]] = []
         self.states: Sequence[States] = ()
-        self.coordinates = Coordinates()
         self.reset_caches()
 
     def reset_caches(self) -> None:
@@ -97,7 +96,7 @@ class Gate:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "coordinates", "_means", "_checked_options", "_grads_then"}
+        own = {"groups", "states", "_means", "_checked_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,8 +156,15 @@ class Gate:
         """Return F of a parameter."""
         importance: Tensor | None = self.states[0].get(param, {}).get("importance")
         if importance is None:
-            return self.basis.zeros(param, kept_in(param.dtype, self.compact))
+            dtype = kept_in(param.dtype, self.compact)
+            return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         return importance
+
+    def basis_of(self, param: Tensor) -> Basis | None:
+        """Return the coordinates of a parameter, None where they are its entries."""
+        state = self.states[0].get(param, {})
+        left, right = state.get("left"), state.get("right")
+        return None if left is None and right is None else Basis(left, right)
 
     def mean_of(self, param: Tensor) -> Tensor:
         """Return the mean of F over a parameter."""
@@ -210,7 +216,7 @@ class Gate:
             observation = self.estimator.estimate(
                 prediction,
                 self.trainable(),
-                self.basis,
+                self.basis_of,
                 targets=targets,
                 mask=mask,
                 check=not self.is_capturable,
@@ -239,7 +245,6 @@ class Gate:
     def consolidate(self, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any) -> None:
         """Set importance to its mean over unlabelled inputs."""
         self.check_options()
-        self.coordinates.refuse_stale(self.params(), self.states, momentum_alone=True)
         seen: Observation | None = None
         self.estimator.record(True)
         try:
@@ -247,7 +252,9 @@ class Gate:
                 model, inputs, generator=self.estimator.generator, **options
             ):
                 params = self.trainable()
-                estimate = self.estimator.estimate(prediction, params, self.basis, labelled=False)
+                estimate = self.estimator.estimate(
+                    prediction, params, self.basis_of, labelled=False
+                )
                 seen = merged(seen, estimate)
         finally:
             self.estimator.record(self.is_due())
@@ -259,7 +266,21 @@ class Gate:
             for work in self._lay_out(seen, means.network(), keep=0.0):
                 fold(work)
         self.has_importance = True
-        self.coordinates.learn(self.params())
+
+    def adopt(self, known: Mapping[Tensor, Known]) -> None:
+        """Take over importance and directions; what is not known of a parameter is zero."""
+        for param in self.params():
+            found = known.get(param)
+            if found is None:
+                continue
+            state = self._state_of(param)
+            state["importance"] = found.importance.to(kept_in(param.dtype, self.compact))
+            state["mean"] = found.mean.to(accumulator(param.dtype))
+            if found.basis is not None:
+                sides = {"left": found.basis.left, "right": found.basis.right}
+                state |= {name: side for name, side in sides.items() if side is not None}
+        self.reset_caches()
+        self.has_importance = True
 
     # The step.
 
@@ -269,9 +290,6 @@ class Gate:
         None is a step that is left out.
         """
         self.check_options()
-        if not self.coordinates.are_current():
-            self.coordinates.refuse_stale(self.params(), self.states)
-            self.coordinates.learn(self.params())
         for param in self.params():
             grad = param.grad
             if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
@@ -345,7 +363,8 @@ class Gate:
                     alike.setdefault((param.device, param.dtype), []).append(param)
             for params in alike.values():
                 states = [self._state_of(param) for param in params]
-                work = Work.of(group, params, states, network, self.basis)
+                bases = [self.basis_of(param) for param in params]
+                work = Work.of(group, params, states, network, bases if any(bases) else [])
                 if self.compact:
                     turn = shared_turn(states, moves=seen is not None and keep is None)
                     # What is not an average is rounded to nearest, whatever was before.
@@ -371,7 +390,6 @@ class Gate:
 
     def grow(self, old: Tensor, new: Tensor) -> None:
         """Let `new` take the place of `old`, a smaller parameter whose entries it begins with."""
-        self.coordinates.refuse_stale(self.params(), self.states)
         names = self.estimator.names()
         params, index = place_to_grow(old, new, self.groups, self.states, names)
         params[index] = new
@@ -379,21 +397,12 @@ class Gate:
         for states in self.states:
             if old in states:
                 states[new] = grown(states.pop(old), old, new)
-        self.coordinates.look_again()
         self.estimator.attach()
 
-    def restore(self, saved: Mapping[Tensor, dict[str, Any]], was_stale: bool) -> None:
-        """Take what was saved of each parameter, in its own precision, and go on from there.
-
-        Args:
-            saved: the state of each parameter.
-            was_stale: whether the optimizer was of other coordinates, and stays so: frameworks load
-                what they have just saved.
-        """
+    def restore(self, saved: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Take what was saved of each parameter, in its own precision, and go on from there."""
         for param, state in saved.items():
             if state:
                 restore_state(param, self.states[0][param], state, self.compact)
         self.observation = None
-        if not was_stale:
-            self.coordinates.learn(self.params())
         self.has_importance = any(bool(self.mean_of(param) > 0) for param in saved)

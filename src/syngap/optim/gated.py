@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from syngap.optim.basis import IMPORTANCE, wide
 from syngap.optim.checks import check_counts, check_options, check_params
 from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.gate import Gate, States
@@ -23,8 +22,9 @@ from syngap.optim.loading import (
     match,
     unchanged_on_error,
 )
-from syngap.optim.state_transfer import VERSION, grown, require_growth
+from syngap.optim.state_transfer import IMPORTANCE, VERSION, grown, require_growth
 from syngap.optim.summary import summarize
+from syngap.optim.tensors import wide
 from syngap.optim.update import Work
 
 __all__ = ["GatedOptimizer", "add_counts"]
@@ -309,7 +309,6 @@ class GatedOptimizer(Optimizer):
         try:
             check_params(self.param_groups[-1]["params"])
             self.gate.model_names()
-            self._gate.coordinates.look_again()
         except ValueError:
             self.param_groups.pop()
             raise
@@ -326,8 +325,6 @@ class GatedOptimizer(Optimizer):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         saved: dict[Tensor, dict[str, Any]] = {}
-        gate = self.gate
-        was_stale = gate.coordinates.are_stale(gate.params(), gate.states)
         # As the last hook, because a hook may replace what is loaded.
         handle = self.register_load_state_dict_pre_hook(
             lambda _, final: saved.update(self._checked(final))
@@ -340,7 +337,7 @@ class GatedOptimizer(Optimizer):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)  # an option that the saving version did not have
             group["version"] = VERSION
-        self.gate.restore(saved, was_stale)
+        self.gate.restore(saved)
 
     def _checked(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
         """Return a state by parameter, after a look at all of it."""
@@ -364,5 +361,4 @@ class GatedOptimizer(Optimizer):
         super().__setstate__(state)
         if "_gate" in state:  # torch comes by here also to load a state
             self._gate = copy(self._gate)  # a shallow copy of the optimizer has its own
-            self._gate.coordinates.learn(self.gate.params())
         self.gate.reset_caches()

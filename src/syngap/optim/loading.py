@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from syngap.optim.basis import accumulator, local
 from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
 from syngap.optim.scores import SCALE
 from syngap.optim.state_transfer import VERSION
+from syngap.optim.tensors import accumulator, local
 
 __all__ = [
     "Form",
@@ -340,11 +340,7 @@ def _check_form(where: str, whose: str, key: str, value: Any, param: Tensor, for
         )
     shape = () if form.single else tuple(param.shape)
     if tuple(value.shape) != shape:
-        advice = (
-            "if the parameter grew, load before that and call grow(); if the model was rotated, "
-            "make the optimizer after rotate() now where it was made after it then, since "
-            "parameters come in another order"
-        )
+        advice = "if the parameter grew, load before that and call grow()"
         raise ValueError(
             f"{where} of shape {tuple(value.shape)} {whose}: "
             + ("it must be a single number" if form.single else advice)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from syngap.optim.basis import wide
+from syngap.optim.tensors import wide
 
 __all__ = ["Call", "hold_statistics", "is_readable", "rule_of", "uses_batch_statistics"]
 

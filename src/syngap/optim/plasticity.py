@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syngap.optim.basis import wide
 from syngap.optim.defaults import DEFAULTS
+from syngap.optim.tensors import wide
 
 __all__ = ["Means", "linear_plasticity", "plasticity"]
 

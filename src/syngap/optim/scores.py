@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from syngap.optim.basis import wide
 from syngap.optim.errors import NotFiniteError
+from syngap.optim.tensors import wide
 
 __all__ = [
     "SCALE",

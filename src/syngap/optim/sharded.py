@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syngap.optim.basis import is_sharded, local, redistribute_like
 from syngap.optim.scores import SCALE, Prediction
+from syngap.optim.tensors import is_sharded, local, redistribute_like
 
 __all__ = ["named_parameters", "sharded_scores"]
 

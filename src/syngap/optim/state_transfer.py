@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syngap.optim.basis import accumulator, is_sharded, kept_in
 from syngap.optim.compact import first_turn
+from syngap.optim.tensors import accumulator, is_sharded, kept_in
 
 __all__ = [
+    "IMPORTANCE",
     "VERSION",
     "grown",
     "names_of",
@@ -20,6 +21,9 @@ __all__ = [
     "restore_state",
 ]
 
+
+# The gate's part of a parameter's state; "left" and "right" are the directions of its two sides.
+IMPORTANCE = ("importance", "mean", "turn", "left", "right")
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
@@ -102,11 +106,7 @@ def place_to_grow(
     lists: list[list[Tensor]] = [group["params"] for group in groups]
     places = [(params, i) for params in lists for i, param in enumerate(params) if param is old]
     if not places:
-        raise ValueError(
-            f"old {tuple(old.shape)} is not a parameter of this optimizer; the weight of a "
-            "layer that is rotated is computed from one: grow before rotate() or after "
-            "unrotate(), with a new optimizer"
-        )
+        raise ValueError(f"old {tuple(old.shape)} is not a parameter of this optimizer")
     require_growth(old, new, states)
     if any(param is new for params in lists for param in params):
         raise ValueError(f"new {tuple(new.shape)} is already a parameter of this optimizer")

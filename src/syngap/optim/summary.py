@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from syngap.optim.basis import local, wide
+from syngap.optim.tensors import local, wide
 
 if TYPE_CHECKING:
     from syngap.optim.gate import Gate

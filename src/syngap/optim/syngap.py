@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim import distributed
-from syngap.optim.basis import local
 from syngap.optim.checks import (
     GATE_OPTIONS,
     OWN_OPTIONS,
@@ -26,6 +25,7 @@ from syngap.optim.defaults import DEFAULTS
 from syngap.optim.fisher import Estimator, EstimatorName, Schedule
 from syngap.optim.gate import Gate
 from syngap.optim.gated import GatedOptimizer, add_counts
+from syngap.optim.tensors import local
 from syngap.optim.update import Work, update
 from syngap.optim.wrapped import WrappedSynGAP
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from syngap.optim import fused
-from syngap.optim.basis import Entries, accumulator, local, local_gradient, sum_over_shards
+from syngap.optim.basis import Basis, together
 from syngap.optim.compact import store, store_lists
 from syngap.optim.plasticity import damping_and_slope, mask
+from syngap.optim.tensors import accumulator, local, local_gradient, sum_over_shards
 
-__all__ = ["Work", "fold", "masks", "nonfinite_gradients", "portions", "update"]
+__all__ = ["Work", "fold", "masks", "nonfinite_gradients", "portions", "scale", "update"]
 
 _PIECE = 1 << 18
 _TOGETHER = 1 << 24  # numbers whose masks are in memory at a time, where operations take lists
@@ -42,7 +43,7 @@ class Work:
         weight: what the squares are multiplied with.
         keep: how much of F stays when something was observed.
         turn: where between two numbers F is rounded up, None where it is kept in full precision.
-        basis: the coordinates of F.
+        bases: the coordinates of F, None where they are entries; empty where all are.
     """
 
     options: dict[str, Any]
@@ -58,7 +59,7 @@ class Work:
     weight: float = 1.0
     keep: float = 1.0
     turn: Tensor | None = None
-    basis: Entries = Entries()  # noqa: RUF009  # it has no state
+    bases: list[Basis | None] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -67,7 +68,7 @@ class Work:
         params: list[Tensor],
         states: Sequence[dict[str, Any]],
         network: Tensor,
-        basis: Entries,
+        bases: list[Basis | None],
     ) -> Work:
         """Lay out a step that observed nothing.
 
@@ -76,7 +77,7 @@ class Work:
             params: some of its parameters, alike in device and type.
             states: what the gate keeps of them.
             network: the mean importance of the network.
-            basis: the coordinates of importance.
+            bases: the coordinates of importance; empty where all are entries.
         """
         mean = network.to(params[0].device)
         if group["scope"] == "tensor":
@@ -92,7 +93,7 @@ class Work:
             params=[local(param) for param in params],
             grads=[local_gradient(param) for param in params],
             importances=[local(state["importance"]) for state in states],
-            basis=basis,
+            bases=bases,
         )
 
 
@@ -113,6 +114,55 @@ def portions(work: Work) -> Iterator[list[int]]:
 def masks(work: Work, indices: list[int]) -> list[Tensor]:
     """Return the masks Ω of these parameters, of a portion."""
     return [_mask(work, indices[0])] if len(indices) == 1 else _mask_lists(work, indices)
+
+
+def scale(
+    work: Work,
+    indices: Sequence[int],
+    updates: list[Tensor],
+    masks: list[Tensor],
+    *,
+    in_place: bool = False,
+) -> list[Tensor]:
+    """Return updates whose coordinates are multiplied by `masks`.
+
+    They are in the memory of `masks`, or with `in_place` in that of `updates`.
+    """
+    if work.bases:
+        return _scale_directions(work, indices, updates, masks, in_place)
+    results, factors = (updates, masks) if in_place else (masks, updates)
+    if len(results) == 1:
+        results[0].mul_(factors[0])
+    else:
+        torch._foreach_mul_(results, factors)
+    return results
+
+
+def _scale_directions(
+    work: Work,
+    indices: Sequence[int],
+    updates: list[Tensor],
+    masks: list[Tensor],
+    in_place: bool,
+) -> list[Tensor]:
+    bases = [work.bases[index] for index in indices]
+    results = list(updates)
+    for place, basis in enumerate(bases):
+        if basis is None:
+            results[place] = updates[place] * masks[place]
+    places = [place for place, basis in enumerate(bases) if basis is not None]
+    filtered = together(
+        Basis.filter,
+        [basis for basis in bases if basis is not None],
+        [updates[place] for place in places],
+        [masks[place] for place in places],
+    )
+    for place, update in zip(places, filtered, strict=True):
+        results[place] = update.view_as(updates[place])
+    if not in_place:
+        return results
+    torch._foreach_copy_(updates, results)
+    return updates
 
 
 def _mask(work: Work, index: int) -> Tensor:
@@ -200,7 +250,7 @@ def _update_each(work: Work) -> None:
             grad = grad.add(param, alpha=options["weight_decay"])
         if options["momentum"]:
             grad = work.buffers[index].mul_(options["momentum"]).add_(grad)
-        (masked,) = work.basis.scale([grad], [_mask(work, index)])
+        (masked,) = scale(work, [index], [grad], [_mask(work, index)])
         if isinstance(lr, Tensor):
             param.sub_(masked.mul_(lr))
         else:
@@ -227,7 +277,7 @@ def _update_lists(work: Work) -> None:
         torch._foreach_add_(buffers, grads)
         grads = buffers
 
-    masked = work.basis.scale(grads, _mask_lists(work, has_grad))
+    masked = scale(work, has_grad, grads, _mask_lists(work, has_grad))
     if isinstance(lr, Tensor):
         torch._foreach_mul_(masked, lr)
         torch._foreach_sub_(params, masked)
@@ -277,7 +327,7 @@ def _in_pieces(work: Work) -> Work:
 
     A compiled step has no temporaries, and differentiable ones must keep theirs whole.
     """
-    if work.options["differentiable"]:
+    if work.options["differentiable"] or work.bases:
         return work
     pieces = replace(work, params=[], grads=[], importances=[], buffers=[], values=[])
     slopes = []

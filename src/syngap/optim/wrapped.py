@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.ballistic import Ballistic
+from syngap.optim.basis import Basis, together
 from syngap.optim.checks import (
     GATE_OPTIONS,
     NonFinite,
@@ -17,13 +18,14 @@ from syngap.optim.checks import (
     check_nonfinite_policy,
     check_options,
     check_params,
+    is_of_torch,
 )
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION
-from syngap.optim.update import Work, fold, masks, portions
+from syngap.optim.update import Work, fold, masks, portions, scale
 
 __all__ = ["WrappedSynGAP"]
 
@@ -97,7 +99,6 @@ class WrappedSynGAP(GatedOptimizer):
         # Takes the base's groups off its list and puts them back one by one.
         super().__init__(gate, base.param_groups, base.defaults | defaults)
         self._is_made = True
-        gate.coordinates.learn(params)  # in which the base may have stepped
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -123,10 +124,7 @@ class WrappedSynGAP(GatedOptimizer):
         with torch.no_grad():
             for work in works:
                 fold(work)
-            finishers = [
-                (_mask_gradients if _is_plain_descent(self.base, work) else _mask_update)(work)
-                for work in works
-            ]
+            finishers = [self._prepare(work) for work in works]
             frozen = [(p, p.grad) for p in self._gate.params() if not p.requires_grad]
             for param, _ in frozen:
                 param.grad = None  # a gradient from before it was frozen would still move it
@@ -138,6 +136,14 @@ class WrappedSynGAP(GatedOptimizer):
                 for param, grad in frozen:
                     param.grad = grad
         return loss
+
+    def _prepare(self, work: Work) -> Callable[[], None]:
+        """Do what comes before the base's step, and return what comes after it."""
+        if work.options.get("rotated") and work.bases:
+            return _rotate(work, keeps_weights=_needs_weights(self.base, work))
+        if _is_plain_descent(self.base, work):
+            return _mask_gradients(work)
+        return _mask_update(work)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base, with the gate's own options where given."""
@@ -212,6 +218,55 @@ def _is_plain_descent(base: Optimizer, work: Work) -> bool:
     return type(base) is torch.optim.SGD and not options["momentum"] and not options["weight_decay"]
 
 
+def _needs_weights(base: Optimizer, work: Work) -> bool:
+    """Return whether the base's step depends on where the weights are."""
+    return not is_of_torch(base) or bool(work.options.get("weight_decay", True))
+
+
+def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
+    """Let the base work in the coordinates of the bases, and bring its masked update back.
+
+    Args:
+        work: the work of a step, with bases that are complete.
+        keeps_weights: False where the base would do the same with weights of zero, which spares
+            the products that rotate them.
+    """
+    places = [index for index, basis in enumerate(work.bases) if basis is not None]
+    bases = [basis for basis in work.bases if basis is not None]
+    params = [work.params[place] for place in places]
+    held = [param.clone() for param in work.params]
+    whole = [work.whole[place] for place in places]
+    grads = [param.grad for param in whole]
+    moving = [place for place, grad in enumerate(grads) if grad is not None]
+    rotated = together(
+        Basis.into,
+        [bases[place] for place in moving],
+        [grad for grad in grads if grad is not None],
+    )
+    for place, grad in zip(moving, rotated, strict=True):
+        whole[place].grad = grad.view_as(whole[place])
+    if keeps_weights:
+        for param, there in zip(params, together(Basis.into, bases, params), strict=True):
+            param.copy_(there.view_as(param))
+    else:
+        torch._foreach_zero_(params)
+    starts = [param.clone() for param in work.params]
+
+    def finish() -> None:
+        for param, grad in zip(whole, grads, strict=True):
+            param.grad = grad
+        torch._foreach_sub_(work.params, starts)
+        for indices in portions(work):
+            for index, factor in zip(indices, masks(work, indices), strict=True):
+                work.params[index].mul_(factor.view_as(work.params[index]))
+        back = together(Basis.back, bases, params, params)
+        for param, plain in zip(params, back, strict=True):
+            param.copy_(plain.view_as(param))
+        torch._foreach_add_(work.params, held)
+
+    return finish
+
+
 def _mask_gradients(work: Work) -> Callable[[], None]:
     """Mask the gradients now; give them back afterwards."""
     grads = [grad for grad in work.grads if grad is not None]
@@ -220,7 +275,7 @@ def _mask_gradients(work: Work) -> Callable[[], None]:
         known = [index for index in indices if work.grads[index] is not None]
         if known:
             parts = [grad for index in known if (grad := work.grads[index]) is not None]
-            work.basis.scale(parts, masks(work, known), in_place=True)
+            scale(work, known, parts, masks(work, known), in_place=True)
 
     def finish() -> None:
         if grads:
@@ -238,7 +293,7 @@ def _mask_update(work: Work) -> Callable[[], None]:
         for indices in portions(work):
             params, olds = ([each[index] for index in indices] for each in (work.params, held))
             torch._foreach_sub_(params, olds)
-            work.basis.scale(params, masks(work, indices), in_place=True)
+            scale(work, indices, params, masks(work, indices), in_place=True)
             torch._foreach_add_(params, olds)
 
     return finish

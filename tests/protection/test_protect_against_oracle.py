@@ -99,7 +99,8 @@ def importance_by_name(found: Any, model: nn.Module) -> dict[str, list[Tensor]]:
     by_name = {}
     for key, value in found.items():
         name = key if isinstance(key, str) else names[id(key)]
-        by_name[name] = list(value) if isinstance(value, list | tuple) else [value]
+        if model.get_parameter(name).requires_grad:
+            by_name[name] = list(value) if isinstance(value, list | tuple) else [value]
     return by_name
 
 
@@ -219,7 +220,9 @@ def compare_teacher(
 
     with torch.no_grad():
         before = answer()
-    protection = syngap.protect(model, [batch], gate=False, strength=strength, predict=predict)
+    protection = syngap.protect(
+        model, [batch], gate=False, strength=strength, predict=predict, anchors=1000
+    )
     assert float(protection.loss().detach()) == pytest.approx(0.0, abs=1e-12)
     shift(model)
     now = answer()

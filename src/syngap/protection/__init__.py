@@ -1,0 +1,16 @@
+"""Fine-tuning that keeps what a model knows, without its old data: it needs torch and nothing else.
+
+Where to find what:
+
+- `protection`: `protect()` and what it returns
+- `anchors`: the known inputs, cut into batches
+- `teacher`: the model's former answers, and how far it is from them
+- `samples`: texts that a language model writes itself
+- `report`: what was kept
+"""
+
+from syngap.protection.protection import Protection, protect
+from syngap.protection.report import Report
+from syngap.protection.samples import own_samples
+
+__all__ = ["Protection", "Report", "own_samples", "protect"]

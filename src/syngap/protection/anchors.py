@@ -1,0 +1,107 @@
+"""Known inputs: what to remember a model by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+__all__ = ["batches_of", "cut", "fingerprint", "length", "mask_of", "moved"]
+
+
+def batches_of(known: Any, size: int) -> list[Any]:
+    """Return known inputs as batches.
+
+    Args:
+        known: one tensor; one dict of tensors, as a tokenizer returns; or batches, each a tensor, a
+            tuple of arguments or a dict of keyword arguments.
+        size: of the batches that a tensor or a dict is cut into.
+    """
+    if isinstance(known, (str, bytes)) or not isinstance(known, Iterable):
+        raise TypeError(
+            "known must be a tensor, a dict of tensors or batches of them, got "
+            f"{type(known).__name__}"
+        )
+    found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
+    if not any(length(batch) != 0 for batch in found):
+        raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
+    return found
+
+
+def cut(batches: Iterable[Any], size: int) -> list[Any]:
+    """Return batches of at most `size`; what is not of tensors of one length is taken whole."""
+    return [part for batch in batches for part in _parts(batch, size)]
+
+
+def _parts(batch: Any, size: int) -> Iterator[Any]:
+    rows = length(batch)
+    if rows is None or rows <= size:
+        yield batch
+        return
+    for start in range(0, rows, size):
+        part = slice(start, start + size)
+        if isinstance(batch, Tensor):
+            yield batch[part]
+        elif isinstance(batch, Mapping):
+            yield {name: value[part] for name, value in batch.items()}
+        else:
+            yield tuple(value[part] for value in batch)
+
+
+def length(batch: Any) -> int | None:
+    """Return the length of a batch, None where its parts are not tensors of one length."""
+    values: Iterable[Any]
+    if isinstance(batch, Tensor):
+        values = [batch]
+    elif isinstance(batch, Mapping):
+        values = batch.values()
+    elif isinstance(batch, (tuple, list)):
+        values = batch
+    else:
+        return None
+    lengths = {
+        value.shape[0] if isinstance(value, Tensor) and value.dim() else None for value in values
+    }
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch whose tensors are on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch
+
+
+def mask_of(batch: Any, prediction: Tensor | Distribution) -> Tensor | None:
+    """Return which predictions of a batch are not of padding, None for all."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    shape = prediction.shape[:-1] if isinstance(prediction, Tensor) else prediction.batch_shape
+    if isinstance(mask, Tensor) and mask.shape == shape:
+        return mask.bool()
+    return None
+
+
+def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:
+    """Return a short text that other inputs, or other weights, would not give."""
+    sums = [f"{number:.6g}" for batch in batches for number in _sums(batch)]
+    weights = torch.stack([param.detach().double().sum().cpu() for param in params])
+    total = sum((place + 1) * float(number) for place, number in enumerate(sums))
+    return f"{len(sums)} {total:.6g} {weights.abs().sum():.6g}"
+
+
+def _sums(value: Any) -> Iterator[float]:
+    if isinstance(value, Tensor):
+        yield float(value.double().abs().sum() if not value.is_complex() else 0.0)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _sums(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _sums(part)

@@ -1,0 +1,117 @@
+"""Texts that a language model writes itself: known inputs where there are no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syngap.optim.consolidation import Progress, as_it_was
+from syngap.optim.scores import sample_labels
+
+__all__ = ["own_samples"]
+
+
+@torch.no_grad()
+def own_samples(
+    model: nn.Module,
+    count: int = 256,
+    *,
+    length: int = 256,
+    prompts: Tensor | Sequence[Sequence[int]] | None = None,
+    start: int | None = None,
+    temperature: float = 1.0,
+    batch_size: int = 64,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Return texts (count, length) that a language model samples, as tokens.
+
+    Args:
+        model: takes tokens (N, T) and returns logits (N, T, tokens), or an output that has them. A
+            model of transformers samples by its own `generate`, with a cache.
+        count: how many texts.
+        length: how many tokens each has, prompt and start token included.
+        prompts: what texts begin with, as tokens of one length: rows of a tensor, taken in turn.
+        start: the token that texts begin with where there are no prompts; None is the
+            `bos_token_id` of the model's configuration.
+        temperature: divides the logits; 1 samples what the model believes.
+        batch_size: so many texts are written at a time.
+        generator: of the random numbers; None draws from torch's own, whose states are afterwards
+            what they were.
+        progress: called after each batch with the number of texts done and of all.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+        >>> own_samples(model, 3, length=4, start=0).shape
+        torch.Size([3, 4])
+    """
+    if count < 1 or length < 2 or batch_size < 1:
+        raise ValueError(
+            "count and batch_size must be at least 1 and length at least 2, got "
+            f"{count}, {batch_size} and {length}"
+        )
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    device = next(model.parameters()).device
+    first = _beginnings(model, prompts, start).to(device)
+    if first.shape[1] >= length:
+        raise ValueError(f"prompts have {first.shape[1]} tokens, and length is {length}")
+    texts = []
+    with as_it_was(model, None):
+        for done in range(0, count, batch_size):
+            rows = torch.arange(done, min(count, done + batch_size), device=device) % len(first)
+            texts.append(_continued(model, first[rows], length, temperature, generator))
+            if progress is not None:
+                progress(min(count, done + batch_size), count)
+    return torch.cat(texts)
+
+
+def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
+    if prompts is not None:
+        found = torch.as_tensor(prompts)
+        if found.dim() != 2 or found.is_floating_point() or not found.numel():
+            raise ValueError(
+                "prompts must be token numbers of shape (N, T), all of one length, got "
+                f"{found.dtype} {tuple(found.shape)}"
+            )
+        return found.long()
+    if start is None:
+        start = getattr(getattr(model, "config", None), "bos_token_id", None)
+    if start is None:
+        raise ValueError(
+            "the model's configuration names no token to begin with (bos_token_id): pass start= or "
+            "prompts="
+        )
+    return torch.tensor([[start]])
+
+
+def _continued(
+    model: nn.Module,
+    tokens: Tensor,
+    length: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> Tensor:
+    if generator is None and hasattr(model, "generate") and hasattr(model, "config"):
+        more = length - tokens.shape[1]
+        written: Tensor = model.generate(  # type: ignore[operator]
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=temperature,
+            max_new_tokens=more,
+            min_new_tokens=more,
+            pad_token_id=int(tokens[0, 0]),
+        )
+        return written
+    while tokens.shape[1] < length:
+        output: Any = model(tokens)
+        logits = output if isinstance(output, Tensor) else output.logits
+        drawn = sample_labels(logits[:, -1] / temperature, generator)
+        tokens = torch.cat([tokens, drawn.unsqueeze(1)], 1)
+    return tokens
