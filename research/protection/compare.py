@@ -154,7 +154,7 @@ def load_task(args: argparse.Namespace) -> Task:
     return load_bytes(args, MEDIUM if args.model == "byte" else TINY)
 
 
-def own_samples(task: Task, args: argparse.Namespace) -> Tensor:
+def load_samples(task: Task, args: argparse.Namespace) -> Tensor:
     """Return what the model writes before tuning; made once for a model and a seed."""
     from syngap import own_samples
 
@@ -163,17 +163,10 @@ def own_samples(task: Task, args: argparse.Namespace) -> Tensor:
     path = args.cache / f"{name}-seed{args.seed}-samples{args.samples}.pt"
     if not path.exists():
         args.cache.mkdir(parents=True, exist_ok=True)
-        began, model = time.monotonic(), copy.deepcopy(task.model).eval()
+        began = time.monotonic()
+        torch.manual_seed(args.seed)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            samples = own_samples(
-                model,
-                args.samples,
-                length=task.context,
-                start=task.start,
-                generator=torch.Generator(device).manual_seed(args.seed),
-            )
-        if (samples[:, 0] != task.start).any():
-            samples = nn.functional.pad(samples[:, :-1], (1, 0), value=task.start)
+            samples = own_samples(task.model, args.samples, length=task.context, start=task.start)
         torch.save(samples.cpu(), path)
         print(f"{path.name}: {time.monotonic() - began:.1f} s", flush=True)
     return torch.load(path, weights_only=True).to(device)
@@ -218,7 +211,7 @@ def fine_tune(task: Task, method: str, lr: float, args: argparse.Namespace) -> l
     options, device = options_of(method), torch.device(args.device)
     model = copy.deepcopy(task.model)
     start = [param.detach().clone() for param in model.parameters()]
-    known = None if options is None else own_samples(task, args)
+    known = None if options is None else load_samples(task, args)
     clock, setup = Clock(device), 0.0
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -276,6 +269,16 @@ def fine_tune(task: Task, method: str, lr: float, args: argparse.Namespace) -> l
         if not all(math.isfinite(loss) for pair in rows[-1]["losses"].values() for loss in pair):
             print(f"{method}@{lr:g}: loss is not finite at step {step}", flush=True)
     return rows
+
+
+def warm_up(task: Task, batch: int) -> None:
+    """Take a few steps with a copy, so that the first run is timed like the others."""
+    model = copy.deepcopy(task.model).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=task.text.is_cuda)
+    for tokens in task.batches(3, batch, seed=0):
+        optimizer.zero_grad()
+        task.loss(model, tokens).backward()
+        optimizer.step()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -339,6 +342,7 @@ def main() -> None:
     if key_of(start) not in done:
         size = sum(param.numel() for param in task.model.parameters())
         append_rows(args.out, [start | {"losses": task.evaluate(task.model), "parameters": size}])
+    warm_up(task, args.batch)
     for method, lr in runs:
         if key_of(shared | {"method": method, "lr": lr}) in done:
             print(f"{method}@{lr:g}: there already", flush=True)

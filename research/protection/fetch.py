@@ -129,7 +129,7 @@ def download_wheel(package: Package, folder: Path) -> zipfile.ZipFile:
 
 
 def manual_pages(files: Path) -> Iterator[tuple[str, str]]:
-    groff = ["groff", "-k", "-Tutf8", "-man", "-P-cbou", "-rHY=0", "-dAD=l", "-rIN=0"]
+    groff = ["groff", "-k", "-Tutf8", "-man", "-P-cbou", "-rHY=0", "-rIN=0"]
     for path in sorted(files.rglob("man/**/*.gz")):
         if path.is_symlink():
             continue
@@ -138,7 +138,8 @@ def manual_pages(files: Path) -> Iterator[tuple[str, str]]:
             groff, input=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         lines = page.stdout.decode(errors="ignore").strip().splitlines()
-        yield path.name, "\n".join(lines[1:-1])  # without the header and the footer
+        body = "\n".join(lines[1:-1])  # without the header and the footer
+        yield path.name, re.sub(r"(?<=\S) +(?=\S)", " ", body)  # without justification
 
 
 def perl_pages(files: Path) -> Iterator[tuple[str, str]]:
