@@ -212,7 +212,7 @@ def fine_tune(task: Task, method: str, lr: float, args: argparse.Namespace) -> l
     model = copy.deepcopy(task.model)
     start = [param.detach().clone() for param in model.parameters()]
     known = None if options is None else load_samples(task, args)
-    clock, setup = Clock(device), 0.0
+    clock, memory = Clock(device), 0
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -257,7 +257,8 @@ def fine_tune(task: Task, method: str, lr: float, args: argparse.Namespace) -> l
             optimizer.step()
         if step not in looks:
             continue
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        if device.type == "cuda":
+            memory = max(memory, torch.cuda.max_memory_allocated(device))
         for share in SHARES:
             with interpolated(model, start, share) if share < 1 else nullcontext():
                 losses = task.evaluate(model)
@@ -266,6 +267,8 @@ def fine_tune(task: Task, method: str, lr: float, args: argparse.Namespace) -> l
                 | {"step": step, "share": share, "losses": losses, "memory": memory}
                 | {"seconds": round(clock.seconds, 2), "setup_seconds": round(setup, 2)}
             )
+        if device.type == "cuda":  # evaluations do not count
+            torch.cuda.reset_peak_memory_stats(device)
         if not all(math.isfinite(loss) for pair in rows[-1]["losses"].values() for loss in pair):
             print(f"{method}@{lr:g}: loss is not finite at step {step}", flush=True)
     return rows
