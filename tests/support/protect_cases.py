@@ -343,7 +343,6 @@ class Case:
     Attributes:
         products: the weights that matrices cover, with all that is trainable and not in `biases`
             as plain entries.
-        undecided: what the specification leaves open here, if anything.
         seed: of weights and inputs, chosen for eigenvalues that are well apart.
     """
 
@@ -353,7 +352,6 @@ class Case:
     products: tuple[Product, ...]
     biases: tuple[str, ...] = ()
     spelled_out: SpelledOut | None = None
-    undecided: str = ""
     seed: int = 0
     batch_size: int = 7
     gain: float = 1.5
@@ -450,9 +448,12 @@ CASES: tuple[Case, ...] = (
         "gpt_broadcast_positions",
         lambda: GPT(broadcast=True),
         texts,
-        (_EMBEDDINGS[0], *_BLOCK, *linears("head")),
+        (
+            _EMBEDDINGS[0],
+            *_BLOCK,
+            *linears("head"),
+        ),
         _BLOCK_BIASES,
-        undecided="positions looked up once for all samples are taken as plain entries by batches",
         seed=3,
     ),
     Case(
@@ -483,14 +484,13 @@ CASES: tuple[Case, ...] = (
         _ATTENTION,
         _ATTENTION_BIASES,
         spell_out_attention,
-        undecided="two uses, each of a part of the packed outputs, share one basis of the weight",
         seed=3,
     ),
     Case(
         "experts_routed",
         RoutedExperts,
         images(40, 4),
-        (Product("experts", stack=True), *linears("router", "head")),
+        (Product("experts", stack=True, by_batches=True), *linears("router", "head")),
         biases("router", "head"),
         spell_out_routed,
         seed=4,
@@ -499,17 +499,19 @@ CASES: tuple[Case, ...] = (
         "experts_routed_tokens",
         RoutedExperts,
         images(20, 3, 4),
-        (Product("experts", stack=True), *linears("router", "head")),
+        (Product("experts", stack=True, by_batches=True), *linears("router", "head")),
         biases("router", "head"),
         spell_out_routed,
-        undecided="rows routed to an expert have lost the sample that they came from",
         seed=1,
     ),
     Case(
         "experts_bmm",
         DenseExperts,
         images(30, 4),
-        (Product("experts", inputs_side=0, stack=True), *linears("router", "head")),
+        (
+            Product("experts", inputs_side=0, stack=True, by_batches=True),
+            *linears("router", "head"),
+        ),
         biases("router", "head"),
         spell_out_dense,
         seed=2,

@@ -50,14 +50,16 @@ class Product:
         name: its name among `model.named_parameters()`.
         inputs_side: 1 where W is (out, in), 0 where it is (in, out). Low rank is taken there.
         one_hot_side: the side that an embedding's tokens pick, which stays plain entries.
-        stack: whether it is a stack of matrices (experts, d0, d1). Which sample a row of an expert
-            is of is not known, so that gradients are squared by batches.
+        stack: whether it is a stack of matrices (experts, d0, d1).
+        by_batches: whether it is not known which sample a row is of, so that gradients are squared
+            by batches.
     """
 
     name: str
     inputs_side: int = 1
     one_hot_side: int | None = None
     stack: bool = False
+    by_batches: bool = False
 
 
 class Record(Protocol):
@@ -462,7 +464,8 @@ def count_predictions(traces: Sequence[Sequence[Trace]]) -> int:
 
 def gradients_of(task: Task, name: str, traces: Sequence[Sequence[Trace]]) -> list[Tensor]:
     """Return what is squared: gradients of samples where they are known apart, else of batches."""
-    apart = {product.name for product in task.products if not product.stack} | set(task.biases)
+    apart = {product.name for product in task.products if not product.by_batches}
+    apart |= set(task.biases)
     if name in apart:
         return [trace.gradients[name] for batch in traces for trace in batch]
     sums = []

@@ -63,7 +63,7 @@ class Basis:
     def back(self, coordinates: Tensor, like: Tensor) -> Tensor:
         """Return L C Rᵀ, in the shape of `like`."""
         dtype = self._dtype(coordinates)
-        found = coordinates.to(dtype)
+        found = self._matrix(coordinates).to(dtype)
         if self.left is not None:
             found = self.left.to(dtype) @ found
         if self.right is not None:

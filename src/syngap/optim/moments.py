@@ -200,8 +200,11 @@ def _explained(scored: _Scored, params: list[Tensor]) -> set[Tensor]:
     One that is also used in another way, or whose uses are not what they seem, keeps its entries.
     """
     sums: dict[Tensor, Tensor] = {}
+    shared: set[Tensor] = set()
     for use, left, right in scored.factors(set(params)):
         param, index = use.key
+        if left.is_one_hot and left.groups != scored.batch:  # looked up once for all samples
+            shared.add(param)
         found = _gradients([(left.pooled(), right.pooled())], None, param, index)[0]
         total = sums.setdefault(param, torch.zeros_like(param, dtype=found.dtype))
         (total if index is None else total[index]).view(found.shape).add_(found)
@@ -210,6 +213,7 @@ def _explained(scored: _Scored, params: list[Tensor]) -> set[Tensor]:
         param
         for param, total in sums.items()
         if param in scored.scores
+        and param not in shared
         and _distance(total, scored.scores[param].to(total.dtype) * scale) <= _AGREES
     }
 

@@ -96,6 +96,7 @@ class Use:
         return Rows(F.pad(rows, (self.offset, missing)) if self.offset or missing else rows)
 
     def _grouped(self, rows: Tensor, batch: int) -> Tensor:
+        """Return rows (groups, T, width): a group a sample where that is known, else one."""
         width = rows.shape[-1]
         if self.batch_dim is not None and rows.dim() > 2:
             rows = rows.movedim(self.batch_dim, 0)
