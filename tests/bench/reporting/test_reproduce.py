@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from runfolders import Made, change_packed, write_experiment, write_run
 from scipy import stats
 from tiny import called, run_inline, written
 
+from syngap.bench import cli
 from syngap.bench.intervals import half_interval, half_prediction
 from syngap.bench.metrics import accuracy
 from syngap.bench.reporting.reproduction import describe, reproductions
@@ -22,17 +24,32 @@ from syngap.bench.store.keep import keep
 Call = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with results of tiny, made once: rows sgd, er and syngap, seeds 0, 1, 2."""
+    folder = tmp_path_factory.mktemp("recorded")
+    path = written(folder, "methods.syngap={lr: 0.3, buffer: 20, replay: 10}", "seeds=[0, 1, 2]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(engine, "run_local", run_inline)
+        patch.setattr(os, "fsync", lambda handle: None)
+        assert cli.main(["run", path]) == 0
+        keep(folder / "runs" / "tiny", folder / "results" / "tiny")
+    return folder
+
+
 @pytest.fixture
 def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recorded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Call:
-    """The command line in a folder with results of tiny: rows sgd, er and syngap, seeds 0, 1, 2."""
+    """The command line in a copy of that folder, which a test may change."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(engine, "run_local", run_inline)
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    path = written(tmp_path, "methods.syngap={lr: 0.3, buffer: 20, replay: 10}", "seeds=[0, 1, 2]")
-    assert called(capsys, "run", path)[0] == 0
-    keep(tmp_path / "runs" / "tiny", tmp_path / "results" / "tiny")
     return lambda *arguments: called(capsys, *arguments)
 
 

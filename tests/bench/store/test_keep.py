@@ -18,6 +18,7 @@ from refused import refused
 from runfolders import change_packed
 from tiny import called, run_inline, tree, written
 
+from syngap.bench import cli
 from syngap.bench.runner import local as engine
 from syngap.bench.store.environment import environment, portable
 from syngap.bench.store.folder_reader import Run, read_runs
@@ -35,11 +36,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which an experiment of two rows and two seeds was run, once for all tests."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = written(folder, "methods.syngap={lr: 0.3, buffer: 20, replay: 10}", "seeds=[2, 3]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(engine, "run_local", run_inline)
+        patch.setattr(os, "fsync", lambda handle: None)
+        assert cli.main(["run", path, "--methods", "er,syngap"]) == 0
+    return folder
+
+
 @pytest.fixture
-def runs(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A finished experiment of two rows and two seeds in runs/tiny."""
-    path = written(here, "methods.syngap={lr: 0.3, buffer: 20, replay: 10}", "seeds=[2, 3]")
-    assert called(capsys, "run", path, "--methods", "er,syngap")[0] == 0
+def runs(here: Path, finished: Path) -> Path:
+    """A copy of the finished experiment in runs/tiny, which a test may change."""
+    shutil.copytree(finished, here, dirs_exist_ok=True)
     return here / "runs" / "tiny"
 
 
