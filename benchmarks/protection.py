@@ -8,6 +8,7 @@ are medians over steps, of all variants in turn.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 from statistics import median
@@ -118,6 +119,7 @@ def main() -> None:
             flush=True,
         )
         del trained
+        gc.collect()  # a protection and what predicts hold each other
 
 
 if __name__ == "__main__":

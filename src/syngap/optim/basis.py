@@ -48,21 +48,21 @@ class Basis:
             shape[-1] = self.right.shape[-1]
         return tuple(shape)
 
-    def into(self, weight: Tensor) -> Tensor:
+    def into(self, weight: Tensor, *, keep_dtype: bool = True) -> Tensor:
         """Return the coordinates Lᵀ W R of a weight, or of what has its shape."""
         found = self._matrix(weight)
         # A basis in half precision multiplies on tensor cores, and its numbers are summed wide.
-        dtype = self._dtype(found)
+        dtype = self.dtype(found)
         found = found.to(dtype)
         if self.left is not None:
             found = self.left.mT.to(dtype) @ found
         if self.right is not None:
             found = found @ self.right.to(dtype)
-        return found.to(weight.dtype)
+        return found.to(weight.dtype) if keep_dtype else found
 
     def back(self, coordinates: Tensor, like: Tensor) -> Tensor:
         """Return L C Rᵀ, in the shape of `like`."""
-        dtype = self._dtype(coordinates)
+        dtype = self.dtype(coordinates)
         found = self._matrix(coordinates).to(dtype)
         if self.left is not None:
             found = self.left.to(dtype) @ found
@@ -72,8 +72,15 @@ class Basis:
 
     def filter(self, update: Tensor, mask: Tensor) -> Tensor:
         """Return u - L ((1 - Ω) ⊙ Lᵀ u R) Rᵀ: what lies in no direction of the basis stays."""
-        removed = self.into(update).mul_(1.0 - mask.to(update.dtype))
+        removed = self.into(update, keep_dtype=False)
+        removed = removed * (1.0 - mask.to(removed.dtype))
         return update - self.back(removed, update)
+
+    def back_masked(self, coordinates: Tensor, mask: Tensor) -> Tensor:
+        """Return L (Ω ⊙ C) Rᵀ, in the shape of `coordinates`."""
+        dtype = self.dtype(coordinates)
+        masked = coordinates.to(dtype) * mask.to(dtype).view_as(coordinates)
+        return self.back(masked, coordinates)
 
     def _matrix(self, weight: Tensor) -> Tensor:
         side = self.left if self.right is None else self.right
@@ -81,7 +88,8 @@ class Basis:
             return weight
         return weight.flatten(1)
 
-    def _dtype(self, tensor: Tensor) -> torch.dtype:
+    def dtype(self, tensor: Tensor) -> torch.dtype:
+        """Return what products with a tensor are calculated in: the less precise of both."""
         side = self.left if self.right is None else self.right
         if side is None or tensor.dtype.itemsize < side.dtype.itemsize:
             return tensor.dtype

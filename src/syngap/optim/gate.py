@@ -84,6 +84,7 @@ class Gate:
     def reset_caches(self) -> None:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
+        self._masks: dict[Tensor, Tensor] = {}  # along directions, while importance stays
         self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
@@ -96,7 +97,7 @@ class Gate:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "_means", "_checked_options", "_grads_then"}
+        own = {"groups", "states", "_means", "_masks", "_checked_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -149,6 +150,7 @@ class Gate:
             if not (are_same and are_counts) or Tensor in map(type, now):
                 check_changed_options(number, group, self.option_names, passed)
                 self._checked_options[number] = now
+                self._masks.clear()
 
     # What is known.
 
@@ -274,7 +276,8 @@ class Gate:
             if found is None:
                 continue
             state = self._state_of(param)
-            state["importance"] = found.importance.to(kept_in(param.dtype, self.compact))
+            found.importance = found.importance.to(kept_in(param.dtype, self.compact))
+            state["importance"] = found.importance
             state["mean"] = found.mean.to(accumulator(param.dtype))
             if found.basis is not None:
                 sides = {"left": found.basis.left, "right": found.basis.right}
@@ -341,6 +344,7 @@ class Gate:
         states = [self._state_of(param) for param in params]
         if self._means is None or not self._means.fits(states):
             self._means = Means(params, states)
+            self._masks.clear()
         return self._means
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
@@ -356,6 +360,8 @@ class Gate:
         self, seen: Observation | None, network: Tensor, keep: float | None = None
     ) -> list[Work]:
         works = []
+        if seen is not None:
+            self._masks.clear()
         for group in self.groups:
             alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for param in group["params"]:
@@ -365,6 +371,8 @@ class Gate:
                 states = [self._state_of(param) for param in params]
                 bases = [self.basis_of(param) for param in params]
                 work = Work.of(group, params, states, network, bases if any(bases) else [])
+                if work.bases and seen is None:
+                    work.known_masks = self._masks
                 if self.compact:
                     turn = shared_turn(states, moves=seen is not None and keep is None)
                     # What is not an average is rounded to nearest, whatever was before.

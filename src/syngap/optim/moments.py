@@ -91,7 +91,7 @@ def take_knowledge(
         generator: source of the drawn labels.
         progress: called after each batch with the number done and, where known, of all.
     """
-    params = [param for param in model.parameters() if param.requires_grad]
+    params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
     if not params:
         raise ValueError("every parameter of the model is frozen, so there is nothing to protect")
     batches = list(inputs)
@@ -249,7 +249,7 @@ def _add_moments(scored: _Scored, sides: dict[Key, _Side], covered: set[Tensor])
 
 
 def _require_finite(sides: Mapping[Key, _Side], model: nn.Module) -> None:
-    names = {param: name for name, param in model.named_parameters()}
+    names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     for (param, _), side in sides.items():
         if not all(bool(squares.isfinite()) for use in side.uses for squares in use.squares):
             raise ValueError(
@@ -265,13 +265,13 @@ def _bases(
     known: list[tuple[Tensor, Tensor]] = []  # of inputs that several layers have
     for key, side in sides.items():
         wanted = {0, 1} if rank == "full" else {side.inputs}
-        pair: list[Tensor | None] = [None, None]
+        chosen: list[Tensor | None] = [None, None]
         for place in wanted:
             moment = _combined(side, place)
             if moment is not None:
                 count = _count(rank, len(moment))
-                pair[place] = _directions(moment, count, dtype or moment.dtype, known)
-        found[key] = (pair[0], pair[1])
+                chosen[place] = _directions(moment, count, dtype or moment.dtype, known)
+        found[key] = (chosen[0], chosen[1])
     bases: dict[Tensor, Basis] = {}
     for (param, index), pair in found.items():
         if index is None:
@@ -313,7 +313,7 @@ def _directions(
             return directions
     # A GPU is slow in double precision, and directions that are confused there matter little.
     exact = moment if moment.is_cuda else moment.double()
-    vectors = torch.linalg.eigh(exact / exact.trace()).eigenvectors
+    vectors: Tensor = torch.linalg.eigh(exact / exact.trace()).eigenvectors
     directions = vectors[:, -count:].flip(-1).to(dtype).contiguous()
     known.append((moment, directions))
     return directions

@@ -44,6 +44,8 @@ class Work:
         keep: how much of F stays when something was observed.
         turn: where between two numbers F is rounded up, None where it is kept in full precision.
         bases: the coordinates of F, None where they are entries; empty where all are.
+        known_masks: masks of earlier steps, by parameter, while F stays as it is; None where they
+            are not worth their memory.
     """
 
     options: dict[str, Any]
@@ -60,6 +62,7 @@ class Work:
     keep: float = 1.0
     turn: Tensor | None = None
     bases: list[Basis | None] = field(default_factory=list)
+    known_masks: dict[Tensor, Tensor] | None = None
 
     @classmethod
     def of(
@@ -99,6 +102,9 @@ class Work:
 
 def portions(work: Work) -> Iterator[list[int]]:
     """Yield which parameters to do at a time: one, or many where operations take lists."""
+    if work.bases and work.known_masks is not None:
+        yield list(range(len(work.params)))
+        return
     together: list[int] = []
     size = 0
     for index, param in enumerate(work.params):
@@ -113,6 +119,8 @@ def portions(work: Work) -> Iterator[list[int]]:
 
 def masks(work: Work, indices: list[int]) -> list[Tensor]:
     """Return the masks Ω of these parameters, of a portion."""
+    if work.known_masks is not None:
+        return [_known_mask(work, index, work.known_masks) for index in indices]
     return [_mask(work, indices[0])] if len(indices) == 1 else _mask_lists(work, indices)
 
 
@@ -146,11 +154,13 @@ def _scale_directions(
     in_place: bool,
 ) -> list[Tensor]:
     bases = [work.bases[index] for index in indices]
-    results = list(updates)
-    for place, basis in enumerate(bases):
-        if basis is None:
-            results[place] = updates[place] * masks[place]
     places = [place for place, basis in enumerate(bases) if basis is not None]
+    others = [place for place, basis in enumerate(bases) if basis is None]
+    results = list(updates)
+    if others:
+        scaled = torch._foreach_mul([updates[n] for n in others], [masks[n] for n in others])
+        for place, update in zip(others, scaled, strict=True):
+            results[place] = update
     filtered = together(
         Basis.filter,
         [basis for basis in bases if basis is not None],
@@ -163,6 +173,16 @@ def _scale_directions(
         return results
     torch._foreach_copy_(updates, results)
     return updates
+
+
+def _known_mask(work: Work, index: int, known: dict[Tensor, Tensor]) -> Tensor:
+    param = work.whole[index]
+    if param not in known:
+        found = _mask(work, index)
+        # Along directions in the precision of the basis, which multiplies them.
+        basis = work.bases[index] if work.bases else None
+        known[param] = found if basis is None else found.to(basis.dtype(found))
+    return known[param]
 
 
 def _mask(work: Work, index: int) -> Tensor:

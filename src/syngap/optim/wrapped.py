@@ -234,7 +234,8 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
     places = [index for index, basis in enumerate(work.bases) if basis is not None]
     bases = [basis for basis in work.bases if basis is not None]
     params = [work.params[place] for place in places]
-    held = [param.clone() for param in work.params]
+    held = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(held, work.params)
     whole = [work.whole[place] for place in places]
     grads = [param.grad for param in whole]
     moving = [place for place, grad in enumerate(grads) if grad is not None]
@@ -246,22 +247,25 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
     for place, grad in zip(moving, rotated, strict=True):
         whole[place].grad = grad.view_as(whole[place])
     if keeps_weights:
-        for param, there in zip(params, together(Basis.into, bases, params), strict=True):
-            param.copy_(there.view_as(param))
+        there = together(Basis.into, bases, params)
+        torch._foreach_copy_(params, [one.view_as(p) for one, p in zip(there, params, strict=True)])
+        starts = [param.clone() for param in params]
     else:
         torch._foreach_zero_(params)
-    starts = [param.clone() for param in work.params]
+        starts = []
+    others = [index for index, basis in enumerate(work.bases) if basis is None]
+    plain = [work.params[index] for index in others]
 
     def finish() -> None:
         for param, grad in zip(whole, grads, strict=True):
             param.grad = grad
-        torch._foreach_sub_(work.params, starts)
-        for indices in portions(work):
-            for index, factor in zip(indices, masks(work, indices), strict=True):
-                work.params[index].mul_(factor.view_as(work.params[index]))
-        back = together(Basis.back, bases, params, params)
-        for param, plain in zip(params, back, strict=True):
-            param.copy_(plain.view_as(param))
+        if starts:
+            torch._foreach_sub_(params, starts)
+        back = together(Basis.back_masked, bases, params, masks(work, places))
+        torch._foreach_copy_(params, [one.view_as(p) for one, p in zip(back, params, strict=True)])
+        if plain:
+            torch._foreach_sub_(plain, [held[index] for index in others])
+            torch._foreach_mul_(plain, masks(work, others))
         torch._foreach_add_(work.params, held)
 
     return finish

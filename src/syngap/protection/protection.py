@@ -39,7 +39,7 @@ def protect(
     ambient: float = AMBIENT,
     rank: Rank | None = None,
     rotate: bool | None = None,
-    batch_size: int = 16,
+    batch_size: int = 8,
     anchors: int = 8,
     every: int = 1,
     strength: float = 1.0,
@@ -166,7 +166,7 @@ class Protection:
         self._start = _copies([*params, *_float_buffers(model)])
         self.known: dict[Tensor, Known] = {}
         if uses_gate:
-            trainable = [param for param in params if param.requires_grad]
+            trainable: list[Tensor] = [param for param in params if param.requires_grad]
             self.known = take_knowledge(
                 model,
                 [known_inputs.moved(batch, self._device) for batch in batches],
