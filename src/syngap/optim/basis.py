@@ -9,13 +9,14 @@ outputs. Rotating into that basis is the idea of R-EWC, EKFAC and SOAP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Basis", "together"]
+__all__ = ["Basis", "Stack", "share_stacks", "stack_alike"]
 
 
 @dataclass(frozen=True)
@@ -96,31 +97,54 @@ class Basis:
         return side.dtype
 
 
-def together(
-    operation: Callable[..., Tensor], bases: Sequence[Basis], *columns: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return operation(basis, tensor, ...) of each, those of equal shape at once on a GPU.
+@dataclass
+class Stack:
+    """Bases of weights of equal shape, which a GPU multiplies at once.
 
-    Args:
-        operation: `Basis.into`, `Basis.back` or `Basis.filter`.
-        bases: the bases.
-        *columns: its other arguments, a list of tensors each.
+    Attributes:
+        places: which of a list of weights they are of.
+        basis: their directions, stacked where there are several.
+        mask: their masks, once they are known, likewise.
     """
+
+    places: list[int]
+    basis: Basis
+    mask: Tensor | None = None
+
+    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return what a list has at these places as one tensor."""
+        if len(self.places) == 1:
+            return tensors[self.places[0]]
+        return torch.stack([tensors[place].flatten(1) for place in self.places])
+
+    def scatter(self, found: Tensor, results: list[Tensor]) -> None:
+        """Put the parts of one tensor to these places of a list, in the shapes that it has."""
+        parts = found.unbind() if len(self.places) > 1 else (found,)
+        for place, part in zip(self.places, parts, strict=True):
+            results[place] = part.view(results[place].shape)
+
+
+def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> list[Stack]:
+    """Return stacks of the bases of those weights that have one, of equal shape on a GPU."""
     alike: dict[object, list[int]] = {}
-    for number, basis in enumerate(bases):
-        first = columns[0][number]
-        alike.setdefault(_kind(basis, first) if first.is_cuda else number, []).append(number)
-    results: list[Tensor] = list(columns[0])
-    for numbers in alike.values():
-        if len(numbers) == 1:
-            (one,) = numbers
-            results[one] = operation(bases[one], *(column[one] for column in columns))
-            continue
-        stacks = (torch.stack([column[n].flatten(1) for n in numbers]) for column in columns)
-        found = operation(_stacked([bases[number] for number in numbers]), *stacks)
-        for number, part in zip(numbers, found.unbind(), strict=True):
-            results[number] = part
-    return results
+    for place, (basis, weight) in enumerate(zip(bases, weights, strict=True)):
+        if basis is not None:
+            alike.setdefault(_kind(basis, weight) if weight.is_cuda else place, []).append(place)
+    stacks = []
+    for places in alike.values():
+        found = [basis for place in places if (basis := bases[place]) is not None]
+        stacks.append(Stack(places, found[0] if len(found) == 1 else _stacked(found)))
+    return stacks
+
+
+def share_stacks(stacks: Sequence[Stack], states: Sequence[dict[str, Any]]) -> None:
+    """Let states hold parts of the stacks in place of directions of their own, which go."""
+    for stack in stacks:
+        for part, place in enumerate(stack.places if len(stack.places) > 1 else ()):
+            for name in ("left", "right"):
+                side = getattr(stack.basis, name)
+                if side is not None:
+                    states[place][name] = side[part]
 
 
 def _kind(basis: Basis, tensor: Tensor) -> object:

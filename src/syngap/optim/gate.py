@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim.basis import Basis
+from syngap.optim.basis import Basis, share_stacks, stack_alike
 from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.consolidation import predictions
 from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
-from syngap.optim.moments import Known
+from syngap.optim.knowledge import Known
 from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
 from syngap.optim.state_transfer import grown, names_of, place_to_grow, restore_state
-from syngap.optim.tensors import accumulator, kept_in
+from syngap.optim.tensors import accumulator, kept_in, local_gradient
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
@@ -84,7 +84,7 @@ class Gate:
     def reset_caches(self) -> None:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
-        self._masks: dict[Tensor, Tensor] = {}  # along directions, while importance stays
+        self._works: list[Work] = []  # of a step along directions, while importance stays
         self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
@@ -97,7 +97,7 @@ class Gate:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "_means", "_masks", "_checked_options", "_grads_then"}
+        own = {"groups", "states", "_means", "_works", "_checked_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Gate:
             if not (are_same and are_counts) or Tensor in map(type, now):
                 check_changed_options(number, group, self.option_names, passed)
                 self._checked_options[number] = now
-                self._masks.clear()
+                self._works = []
 
     # What is known.
 
@@ -344,7 +344,7 @@ class Gate:
         states = [self._state_of(param) for param in params]
         if self._means is None or not self._means.fits(states):
             self._means = Means(params, states)
-            self._masks.clear()
+            self._works = []
         return self._means
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
@@ -359,9 +359,11 @@ class Gate:
     def _lay_out(
         self, seen: Observation | None, network: Tensor, keep: float | None = None
     ) -> list[Work]:
-        works = []
-        if seen is not None:
-            self._masks.clear()
+        if seen is None and keep is None and self._works:
+            for work in self._works:
+                work.grads = [local_gradient(param) for param in work.whole]
+            return self._works
+        works: list[Work] = []
         for group in self.groups:
             alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for param in group["params"]:
@@ -371,8 +373,9 @@ class Gate:
                 states = [self._state_of(param) for param in params]
                 bases = [self.basis_of(param) for param in params]
                 work = Work.of(group, params, states, network, bases if any(bases) else [])
-                if work.bases and seen is None:
-                    work.known_masks = self._masks
+                if work.bases and keep is None:
+                    work.stacks = stack_alike(work.bases, work.params)
+                    share_stacks(work.stacks, states)
                 if self.compact:
                     turn = shared_turn(states, moves=seen is not None and keep is None)
                     # What is not an average is rounded to nearest, whatever was before.
@@ -382,6 +385,7 @@ class Gate:
                     work.squared, work.weight = seen.squared, seen.weight
                     work.keep = self._keep(group) if keep is None else keep
                 works.append(work)
+        self._works = works if seen is None and any(work.stacks for work in works) else []
         return works
 
     def _warn_if_damped(self, network: Tensor) -> None:

@@ -1,53 +1,23 @@
-"""What a model knows, taken from inputs without labels: directions of its weights, and importance.
-
-Two passes over the inputs, with labels drawn from the model. The first sums the second moments of
-what each weight is multiplied with and of the gradient of log p, whose eigenvectors are the basis
-(K-FAC). The second squares the gradient of each sample in that basis (EKFAC):
-
-    F = 1/N Σ_s (Lᵀ G_s R)²,   G_s = Σ_rows left ⊗ right
-"""
+"""Second moments of the two sides of each weight, and their eigenvectors (K-FAC)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from syngap.optim.basis import Basis
-from syngap.optim.consolidation import Predict, Progress, predictions
-from syngap.optim.scores import SCALE, Prediction, read_prediction
-from syngap.optim.tensors import accumulator
-from syngap.optim.uses import Key, Recorder, Rows, Use
+from syngap.optim.uses import Key, Rows, Use
 
-__all__ = ["Known", "Rank", "take_knowledge"]
+__all__ = ["Moments", "Rank", "add_moments", "find_bases", "require_finite"]
 
 Rank: TypeAlias = "int | float | Literal['full']"
-Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
+_Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, directions
 
 LARGEST = 8192  # a side of more rows stays plain entries
-_TOGETHER = 1 << 26  # numbers of per-sample gradients in memory at a time
-_AGREES = 0.05  # relative error, which half precision stays below
-
-
-@dataclass
-class Known:
-    """What is known of a parameter.
-
-    Attributes:
-        importance: F, in the coordinates of `basis`.
-        mean: the mean of F over all directions, those that the basis leaves out included.
-        basis: None where the coordinates are its entries.
-        rows: how many rows its inputs had; 0 where it was taken from whole batches.
-    """
-
-    importance: Tensor
-    mean: Tensor
-    basis: Basis | None = None
-    rows: int = 0
 
 
 @dataclass
@@ -60,175 +30,23 @@ class _Sums:
 
 
 @dataclass
-class _Side:
-    """What `_sums` are gathered of."""
+class Moments:
+    """The second moments of a weight, use by use.
+
+    Attributes:
+        uses: its uses in a forward pass, in their order.
+        inputs: the side that inputs are on.
+    """
 
     uses: list[_Sums] = field(default_factory=list)
     inputs: int = 1
 
 
-def take_knowledge(
-    model: nn.Module,
-    inputs: Iterable[Any],
-    *,
-    rank: Rank = "full",
-    dtype: torch.dtype | None = None,
-    mask_of: Masks = lambda batch, prediction: None,
-    predict: Predict | None = None,
-    generator: torch.Generator | None = None,
-    progress: Progress | None = None,
-) -> dict[Tensor, Known]:
-    """Return what a model knows of its trainable parameters, by parameter.
-
-    Args:
-        model: as it is; nothing of it changes.
-        inputs: batches, over which it goes twice.
-        rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
-            the most important ones of the inputs' side, and entries on the other.
-        dtype: of the bases; None is the weights' own, at least float32.
-        mask_of: returns which predictions of a batch count, None for all.
-        predict: computes logits or a distribution from a batch in place of `model(batch)`.
-        generator: source of the drawn labels.
-        progress: called after each batch with the number done and, where known, of all.
-    """
-    params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
-    if not params:
-        raise ValueError("every parameter of the model is frozen, so there is nothing to protect")
-    batches = list(inputs)
-    passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
-    sides: dict[Key, _Side] = {}
-    covered: set[Tensor] | None = None
-    for scored in passes.run(range(len(batches))):
-        if covered is None:
-            covered = _explained(scored, params)
-            passes.wanted = []
-        _add_moments(scored, sides, covered)
-    assert covered is not None
-    seen = {
-        key: side
-        for key, side in sides.items()
-        if any(bool(squares > 0) for use in side.uses for squares in use.squares)
-    }
-    _require_finite(seen, model)
-    bases = _bases(seen, rank, dtype)
-    gathering = _Gathering(bases, {param for param, _ in seen}, params)
-    passes.wanted = [param for param in params if param not in gathering.covered]
-    for scored in passes.run(range(len(batches), 2 * len(batches))):
-        gathering.add(scored)
-    rows = {param: max(use.rows for use in side.uses) for (param, _), side in seen.items()}
-    return gathering.finish(rows)
-
-
-# Passes -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Scored:
-    """A batch whose labels were drawn: the uses of weights in it, and gradients of log p."""
-
-    uses: list[Use]
-    deltas: list[Tensor]
-    scores: dict[Tensor, Tensor]
-    batch: int
-    count: int
-
-    def factors(self, wanted: set[Tensor]) -> Iterator[tuple[Use, Rows, Rows]]:
-        """Yield the rows of each use, scaled so that squares are sums over predictions."""
-        for use, delta in zip(self.uses, self.deltas, strict=True):
-            param = use.key[0]
-            if param in wanted:
-                delta = delta * (self.count**0.5 / SCALE)
-                yield use, *use.factors(delta, self.batch, accumulator(param.dtype))
-
-
-class _Passes:
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: list[Any],
-        params: list[Tensor],
-        mask_of: Masks,
-        predict: Predict | None,
-        generator: torch.Generator | None,
-        progress: Progress | None,
-    ) -> None:
-        self.model, self.batches, self.params = model, batches, params
-        self.mask_of, self.predict, self.generator = mask_of, predict, generator
-        self.progress = progress
-        self.wanted = params  # whose gradients are taken as well
-
-    def run(self, done: range) -> Iterator[_Scored]:
-        recorder = Recorder(self.params)
-        numbers = iter(zip(done, self.batches, strict=True))
-        with torch.enable_grad():
-            for prediction in predictions(
-                self.model,
-                self.batches,
-                batch_size=1,
-                predict=self.predict,
-                progress=None,
-                generator=None,
-                during=recorder,
-            ):
-                number, batch = next(numbers)
-                mask = self.mask_of(batch, prediction)
-                read = read_prediction(prediction, mask=mask, generator=self.generator)
-                if read.count:
-                    yield self._scored(read, recorder.uses)
-                recorder.uses.clear()
-                if self.progress is not None:
-                    self.progress(number + 1, 2 * len(self.batches))
-
-    def _scored(self, read: Prediction, uses: list[Use]) -> _Scored:
-        outputs = list({id(use.output): use.output for use in uses}.values())
-        found = torch.autograd.grad(
-            read.output, [*outputs, *self.wanted], read.cotangent * SCALE, allow_unused=True
-        )
-        deltas = dict(zip(map(id, outputs), found[: len(outputs)], strict=True))
-        kept = [use for use in uses if deltas[id(use.output)] is not None]
-        scores = dict(zip(self.wanted, found[len(outputs) :], strict=True))
-        known = {param: score for param, score in scores.items() if score is not None}
-        count = int(read.count)
-        return _Scored(
-            kept, [deltas[id(use.output)] for use in kept], known, read.output.shape[0], count
-        )
-
-
-def _explained(scored: _Scored, params: list[Tensor]) -> set[Tensor]:
-    """Return the parameters whose gradient is the sum over their recorded uses.
-
-    One that is also used in another way, or whose uses are not what they seem, keeps its entries.
-    """
-    sums: dict[Tensor, Tensor] = {}
-    shared: set[Tensor] = set()
-    for use, left, right in scored.factors(set(params)):
-        param, index = use.key
-        if left.is_one_hot and left.groups != scored.batch:  # looked up once for all samples
-            shared.add(param)
-        found = _gradients([(left.pooled(), right.pooled())], None, param, index)[0]
-        total = sums.setdefault(param, torch.zeros_like(param, dtype=found.dtype))
-        (total if index is None else total[index]).view(found.shape).add_(found)
-    scale = scored.count**0.5 / SCALE
-    return {
-        param
-        for param, total in sums.items()
-        if param in scored.scores
-        and param not in shared
-        and _distance(total, scored.scores[param].to(total.dtype) * scale) <= _AGREES
-    }
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).norm() / other.norm().clamp(min=torch.finfo(one.dtype).tiny))
-
-
-# Moments and directions ---------------------------------------------------------------------------
-
-
-def _add_moments(scored: _Scored, sides: dict[Key, _Side], covered: set[Tensor]) -> None:
+def add_moments(factors: Iterable[tuple[Use, Rows, Rows]], sides: dict[Key, Moments]) -> None:
+    """Add the rows of a batch."""
     numbers: dict[Key, int] = {}
-    for use, left, right in scored.factors(covered):
-        side = sides.setdefault(use.key, _Side(inputs=use.inputs_side))
+    for use, left, right in factors:
+        side = sides.setdefault(use.key, Moments(inputs=use.inputs_side))
         number = numbers[use.key] = numbers.get(use.key, -1) + 1
         delta = left if use.kind in ("linear", "bias") else right
         used = delta.values.flatten(0, 1).any(-1)
@@ -248,7 +66,8 @@ def _add_moments(scored: _Scored, sides: dict[Key, _Side], covered: set[Tensor])
                 sums.moments[place] = product if moment is None else moment.add_(product)
 
 
-def _require_finite(sides: Mapping[Key, _Side], model: nn.Module) -> None:
+def require_finite(sides: Mapping[Key, Moments], model: nn.Module) -> None:
+    """Refuse moments that overflowed, by the name of their weight."""
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     for (param, _), side in sides.items():
         if not all(bool(squares.isfinite()) for use in side.uses for squares in use.squares):
@@ -258,11 +77,19 @@ def _require_finite(sides: Mapping[Key, _Side], model: nn.Module) -> None:
             )
 
 
-def _bases(
-    sides: Mapping[Key, _Side], rank: Rank, dtype: torch.dtype | None
+def find_bases(
+    sides: Mapping[Key, Moments], rank: Rank, dtype: torch.dtype | None
 ) -> dict[Tensor, Basis]:
+    """Return the directions of each weight that has moments.
+
+    Args:
+        sides: the moments.
+        rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
+            the most important ones of the inputs' side.
+        dtype: of the directions; None is that of the moments.
+    """
     found: dict[Key, tuple[Tensor | None, Tensor | None]] = {}
-    known: list[tuple[Tensor, Tensor]] = []  # of inputs that several layers have
+    known: list[_Found] = []  # of inputs that several layers have
     for key, side in sides.items():
         wanted = {0, 1} if rank == "full" else {side.inputs}
         chosen: list[Tensor | None] = [None, None]
@@ -291,7 +118,7 @@ def _count(rank: Rank, size: int) -> int:
     return max(1, min(size, round(rank * size) if isinstance(rank, float) else int(rank)))
 
 
-def _combined(side: _Side, place: int) -> Tensor | None:
+def _combined(side: Moments, place: int) -> Tensor | None:
     """Return the moment of a side over all uses, each as large as what it is multiplied with."""
     moments = [use.moments[place] for use in side.uses]
     if any(moment is None for moment in moments):
@@ -304,18 +131,17 @@ def _combined(side: _Side, place: int) -> Tensor | None:
     return total
 
 
-def _directions(
-    moment: Tensor, count: int, dtype: torch.dtype, known: list[tuple[Tensor, Tensor]]
-) -> Tensor:
+def _directions(moment: Tensor, count: int, dtype: torch.dtype, known: list[_Found]) -> Tensor:
     """Return the eigenvectors of the largest eigenvalues, as columns, those first."""
-    for other, directions in known:
-        if other.shape == moment.shape and torch.equal(other, moment):
+    mark = (len(moment), float(moment.trace()))
+    for other_mark, other, directions in known:
+        if other_mark == mark and torch.equal(other, moment):
             return directions
     # A GPU is slow in double precision, and directions that are confused there matter little.
     exact = moment if moment.is_cuda else moment.double()
     vectors: Tensor = torch.linalg.eigh(exact / exact.trace()).eigenvectors
     directions = vectors[:, -count:].flip(-1).to(dtype).contiguous()
-    known.append((moment, directions))
+    known.append((mark, moment, directions))
     return directions
 
 
@@ -329,123 +155,3 @@ def _stack(
         return None
     none = torch.eye(*like.shape, dtype=like.dtype, device=like.device)
     return torch.stack([none if part is None else part for part in parts])
-
-
-# Importance ---------------------------------------------------------------------------------------
-
-
-class _Gathering:
-    """Sums squares of gradients, sample by sample where it is known which rows are whose."""
-
-    def __init__(
-        self, bases: dict[Tensor, Basis], covered: set[Tensor], params: list[Tensor]
-    ) -> None:
-        self.bases, self.covered, self.params = bases, covered, params
-        self.sums: dict[Tensor, Tensor] = {}
-        self.squares: dict[Tensor, Tensor] = {}
-        self.count = 0
-
-    def add(self, scored: _Scored) -> None:
-        self.count += scored.count
-        by_key: dict[Key, list[tuple[Rows, Rows]]] = {}
-        for use, left, right in scored.factors(self.covered):
-            by_key.setdefault(use.key, []).append((left, right))
-        for (param, index), factors in by_key.items():
-            basis = self._basis(param, index)
-            total = self._total(param)
-            part = total if index is None else total[index]
-            for gradients in _in_parts(factors, basis, param, index):
-                square = gradients.square().sum(0)
-                part.view(square.shape).add_(square)
-            if basis is not None and not basis.is_complete:
-                self._note(param, _squared_norm(factors, param, index))
-        for param, score in scored.scores.items():
-            if param not in self.covered:
-                wide = score.to(accumulator(param.dtype))
-                self._total(param).addcmul_(wide, wide, value=scored.count / SCALE**2)
-
-    def finish(self, rows: Mapping[Tensor, int]) -> dict[Tensor, Known]:
-        known = {}
-        for param in self.params:
-            importance = self._total(param) / max(1, self.count)
-            total = self.squares.get(param)
-            total = importance.sum() if total is None else total / max(1, self.count)
-            mean = total / max(1, param.numel())
-            known[param] = Known(importance, mean, self.bases.get(param), rows.get(param, 0))
-        return known
-
-    def _basis(self, param: Tensor, index: int | None) -> Basis | None:
-        basis = self.bases.get(param)
-        if basis is None or index is None:
-            return basis
-        sides = (basis.left, basis.right)
-        return Basis(*(None if side is None else side[index] for side in sides))
-
-    def _total(self, param: Tensor) -> Tensor:
-        if param not in self.sums:
-            basis, dtype = self.bases.get(param), accumulator(param.dtype)
-            shape = param.shape if basis is None else basis.shape(param)
-            self.sums[param] = torch.zeros(shape, dtype=dtype, device=param.device)
-        return self.sums[param]
-
-    def _note(self, param: Tensor, square: Tensor) -> None:
-        self.squares[param] = self.squares[param] + square if param in self.squares else square
-
-
-def _in_parts(
-    factors: list[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
-) -> Iterator[Tensor]:
-    """Yield gradients (groups, k0, k1) of some samples at a time, summed over all uses."""
-    groups = {left.groups for left, _ in factors}
-    if len(groups) > 1:
-        factors = [(left.pooled(), right.pooled()) for left, right in factors]
-        groups = {1}
-    (count,) = groups
-    size = param.numel() if index is None else param[0].numel()
-    together = max(1, _TOGETHER // max(1, size))
-    for start in range(0, count, together):
-        part = slice(start, start + together)
-        yield _gradients(
-            [
-                (Rows(left.values[part], left.is_one_hot), Rows(right.values[part]))
-                for left, right in factors
-            ],
-            basis,
-            param,
-            index,
-        )
-
-
-def _gradients(
-    factors: list[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
-) -> Tensor:
-    total: Tensor | None = None
-    for left, right in factors:
-        rows = _rotated(right.values, None if basis is None else basis.right)
-        if left.is_one_hot:
-            vocabulary = len(param if index is None else param[index])
-            found = rows.new_zeros(len(rows), vocabulary, rows.shape[-1])
-            tokens = left.values.unsqueeze(-1).expand_as(rows)
-            found.scatter_add_(1, tokens, rows)
-            side = None if basis is None else basis.left
-            found = found if side is None else side.mT.to(found.dtype) @ found
-        else:
-            found = _rotated(left.values, None if basis is None else basis.left).mT @ rows
-        total = found if total is None else total.add_(found)
-    assert total is not None
-    return total
-
-
-def _rotated(rows: Tensor, directions: Tensor | None) -> Tensor:
-    return rows if directions is None else rows @ directions.to(rows.dtype)
-
-
-def _squared_norm(factors: list[tuple[Rows, Rows]], param: Tensor, index: int | None) -> Tensor:
-    """Return Σ_s |G_s|², over all directions."""
-    if len(factors) == 1 and not factors[0][0].is_one_hot:
-        (left, right) = factors[0]
-        if left.values.shape[1] <= min(left.values.shape[2], right.values.shape[2]):
-            grams = [rows.values @ rows.values.mT for rows in (left, right)]
-            return (grams[0] * grams[1]).sum()
-    parts = [part.square().sum() for part in _in_parts(factors, None, param, index)]
-    return torch.stack(parts).sum()

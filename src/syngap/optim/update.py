@@ -14,12 +14,21 @@ import torch
 from torch import Tensor
 
 from syngap.optim import fused
-from syngap.optim.basis import Basis, together
+from syngap.optim.basis import Basis, Stack
 from syngap.optim.compact import store, store_lists
 from syngap.optim.plasticity import damping_and_slope, mask
 from syngap.optim.tensors import accumulator, local, local_gradient, sum_over_shards
 
-__all__ = ["Work", "fold", "masks", "nonfinite_gradients", "portions", "scale", "update"]
+__all__ = [
+    "Work",
+    "fold",
+    "masks",
+    "nonfinite_gradients",
+    "portions",
+    "scale",
+    "stack_masks",
+    "update",
+]
 
 _PIECE = 1 << 18
 _TOGETHER = 1 << 24  # numbers whose masks are in memory at a time, where operations take lists
@@ -44,8 +53,7 @@ class Work:
         keep: how much of F stays when something was observed.
         turn: where between two numbers F is rounded up, None where it is kept in full precision.
         bases: the coordinates of F, None where they are entries; empty where all are.
-        known_masks: masks of earlier steps, by parameter, while F stays as it is; None where they
-            are not worth their memory.
+        stacks: those bases by equal shape, with their masks while F stays as it is.
     """
 
     options: dict[str, Any]
@@ -62,7 +70,7 @@ class Work:
     keep: float = 1.0
     turn: Tensor | None = None
     bases: list[Basis | None] = field(default_factory=list)
-    known_masks: dict[Tensor, Tensor] | None = None
+    stacks: list[Stack] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -102,9 +110,6 @@ class Work:
 
 def portions(work: Work) -> Iterator[list[int]]:
     """Yield which parameters to do at a time: one, or many where operations take lists."""
-    if work.bases and work.known_masks is not None:
-        yield list(range(len(work.params)))
-        return
     together: list[int] = []
     size = 0
     for index, param in enumerate(work.params):
@@ -119,8 +124,6 @@ def portions(work: Work) -> Iterator[list[int]]:
 
 def masks(work: Work, indices: list[int]) -> list[Tensor]:
     """Return the masks Ω of these parameters, of a portion."""
-    if work.known_masks is not None:
-        return [_known_mask(work, index, work.known_masks) for index in indices]
     return [_mask(work, indices[0])] if len(indices) == 1 else _mask_lists(work, indices)
 
 
@@ -153,36 +156,24 @@ def _scale_directions(
     masks: list[Tensor],
     in_place: bool,
 ) -> list[Tensor]:
-    bases = [work.bases[index] for index in indices]
-    places = [place for place, basis in enumerate(bases) if basis is not None]
-    others = [place for place, basis in enumerate(bases) if basis is None]
-    results = list(updates)
-    if others:
-        scaled = torch._foreach_mul([updates[n] for n in others], [masks[n] for n in others])
-        for place, update in zip(others, scaled, strict=True):
-            results[place] = update
-    filtered = together(
-        Basis.filter,
-        [basis for basis in bases if basis is not None],
-        [updates[place] for place in places],
-        [masks[place] for place in places],
-    )
-    for place, update in zip(places, filtered, strict=True):
-        results[place] = update.view_as(updates[place])
+    results = []
+    for index, update, factor in zip(indices, updates, masks, strict=True):
+        basis = work.bases[index]
+        results.append(update * factor if basis is None else basis.filter(update, factor))
     if not in_place:
         return results
     torch._foreach_copy_(updates, results)
     return updates
 
 
-def _known_mask(work: Work, index: int, known: dict[Tensor, Tensor]) -> Tensor:
-    param = work.whole[index]
-    if param not in known:
-        found = _mask(work, index)
-        # Along directions in the precision of the basis, which multiplies them.
-        basis = work.bases[index] if work.bases else None
-        known[param] = found if basis is None else found.to(basis.dtype(found))
-    return known[param]
+def stack_masks(work: Work) -> None:
+    """Calculate the masks of stacks that have none, in the precision of their directions."""
+    for stack in work.stacks:
+        if stack.mask is None:
+            found = [_mask(work, place) for place in stack.places]
+            dtype = stack.basis.dtype(found[0])
+            small = [one.to(dtype) for one in found]
+            stack.mask = torch.stack(small) if len(small) > 1 else small[0]
 
 
 def _mask(work: Work, index: int) -> Tensor:

@@ -247,7 +247,9 @@ class Recorder(TorchFunctionMode):
         if isinstance(bias, Tensor) and bias.dim() == 1:
             base = bias if bias in self.params else bias._base
             if base is not None and base in self.params and base.dim() == 1:
-                use = Use((base, None), "bias", None, output, bias.storage_offset(), 0, to_rows)
+                use = Use(
+                    (base, None), "bias", None, output, int(bias.storage_offset()), 0, to_rows
+                )
                 self._note(use, unordered)
 
     def _note(self, use: Use, unordered: bool) -> None:
@@ -265,7 +267,7 @@ class Recorder(TorchFunctionMode):
         if base is None or base not in self.params or not base.is_contiguous():
             return None
         index: int | None = None
-        offset, shape, strides = weight.storage_offset(), base.shape, base.stride()
+        offset, shape, strides = int(weight.storage_offset()), base.shape, base.stride()
         if base.dim() == 3:
             index, offset = divmod(offset, strides[0])
             shape, strides = shape[1:], strides[1:]
@@ -305,7 +307,7 @@ class Recorder(TorchFunctionMode):
                     whole = place == 0 and end == 3
                     weight = packed if whole else packed[rows]
                     shift = bias if bias is None or whole else bias[rows]
-                    projected += F.linear(source, weight, shift).split(width, -1)
+                    projected += F.linear(source, weight, shift).tensor_split(end - place, -1)
         given |= dict(zip(("query", "key", "value"), projected, strict=True))
         given |= {"q_proj_weight": one, "k_proj_weight": one, "v_proj_weight": one}
         given |= {"in_proj_weight": None, "in_proj_bias": None, "use_separate_proj_weight": True}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.ballistic import Ballistic
-from syngap.optim.basis import Basis, together
 from syngap.optim.checks import (
     GATE_OPTIONS,
     NonFinite,
@@ -25,7 +25,7 @@ from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION
-from syngap.optim.update import Work, fold, masks, portions, scale
+from syngap.optim.update import Work, fold, masks, portions, scale, stack_masks
 
 __all__ = ["WrappedSynGAP"]
 
@@ -139,8 +139,10 @@ class WrappedSynGAP(GatedOptimizer):
 
     def _prepare(self, work: Work) -> Callable[[], None]:
         """Do what comes before the base's step, and return what comes after it."""
-        if work.options.get("rotated") and work.bases:
+        if work.options.get("rotated") and work.stacks:
             return _rotate(work, keeps_weights=_needs_weights(self.base, work))
+        if work.stacks:
+            return _filter_update(work)
         if _is_plain_descent(self.base, work):
             return _mask_gradients(work)
         return _mask_update(work)
@@ -231,44 +233,74 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
         keeps_weights: False where the base would do the same with weights of zero, which spares
             the products that rotate them.
     """
-    places = [index for index, basis in enumerate(work.bases) if basis is not None]
-    bases = [basis for basis in work.bases if basis is not None]
+    places = [place for stack in work.stacks for place in stack.places]
     params = [work.params[place] for place in places]
     held = [torch.empty_like(param) for param in work.params]
     torch._foreach_copy_(held, work.params)
-    whole = [work.whole[place] for place in places]
-    grads = [param.grad for param in whole]
-    moving = [place for place, grad in enumerate(grads) if grad is not None]
-    rotated = together(
-        Basis.into,
-        [bases[place] for place in moving],
-        [grad for grad in grads if grad is not None],
-    )
-    for place, grad in zip(moving, rotated, strict=True):
-        whole[place].grad = grad.view_as(whole[place])
+    grads = [param.grad for param in work.whole]
+    rotated = [
+        param if grad is None else grad for param, grad in zip(work.params, grads, strict=True)
+    ]
+    for stack in work.stacks:
+        stack.scatter(stack.basis.into(stack.gather(rotated)), rotated)
+    for place in places:
+        if grads[place] is not None:
+            work.whole[place].grad = rotated[place]
+    starts: list[Tensor] = []
     if keeps_weights:
-        there = together(Basis.into, bases, params)
-        torch._foreach_copy_(params, [one.view_as(p) for one, p in zip(there, params, strict=True)])
+        there = list(work.params)
+        for stack in work.stacks:
+            stack.scatter(stack.basis.into(stack.gather(there)), there)
+        torch._foreach_copy_(params, [there[place] for place in places])
         starts = [param.clone() for param in params]
     else:
         torch._foreach_zero_(params)
-        starts = []
     others = [index for index, basis in enumerate(work.bases) if basis is None]
-    plain = [work.params[index] for index in others]
 
     def finish() -> None:
-        for param, grad in zip(whole, grads, strict=True):
+        for param, grad in zip(work.whole, grads, strict=True):
             param.grad = grad
         if starts:
             torch._foreach_sub_(params, starts)
-        back = together(Basis.back_masked, bases, params, masks(work, places))
-        torch._foreach_copy_(params, [one.view_as(p) for one, p in zip(back, params, strict=True)])
-        if plain:
-            torch._foreach_sub_(plain, [held[index] for index in others])
-            torch._foreach_mul_(plain, masks(work, others))
+        stack_masks(work)
+        back = list(work.params)
+        for stack in work.stacks:
+            assert stack.mask is not None
+            stack.scatter(stack.basis.back_masked(stack.gather(back), stack.mask), back)
+        torch._foreach_copy_(params, [back[place] for place in places])
+        _mask_others(work, others, held)
         torch._foreach_add_(work.params, held)
 
     return finish
+
+
+def _filter_update(work: Work) -> Callable[[], None]:
+    """Note where the parameters are; afterwards filter the way they went along directions."""
+    held = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(held, work.params)
+    others = [index for index, basis in enumerate(work.bases) if basis is None]
+
+    def finish() -> None:
+        stack_masks(work)
+        places = [place for stack in work.stacks for place in stack.places]
+        torch._foreach_sub_([work.params[n] for n in places], [held[n] for n in places])
+        updates = list(work.params)
+        for stack in work.stacks:
+            assert stack.mask is not None
+            stack.scatter(stack.basis.filter(stack.gather(updates), stack.mask), updates)
+        torch._foreach_copy_([work.params[n] for n in places], [updates[n] for n in places])
+        _mask_others(work, others, held)
+        torch._foreach_add_(work.params, held)
+
+    return finish
+
+
+def _mask_others(work: Work, others: list[int], held: list[Tensor]) -> None:
+    """Mask the updates of parameters whose coordinates are their entries."""
+    if others:
+        plain = [work.params[index] for index in others]
+        torch._foreach_sub_(plain, [held[index] for index in others])
+        torch._foreach_mul_(plain, masks(work, others))
 
 
 def _mask_gradients(work: Work) -> Callable[[], None]:

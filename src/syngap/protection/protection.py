@@ -13,7 +13,8 @@ from torch.optim.optimizer import Optimizer
 from syngap.optim.checks import check_number
 from syngap.optim.consolidation import Predict, Progress, call, in_eval_mode
 from syngap.optim.fisher import Estimator, Schedule
-from syngap.optim.moments import Known, Rank, take_knowledge
+from syngap.optim.knowledge import Known, take_knowledge
+from syngap.optim.moments import Rank
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
 from syngap.protection.report import Coverage, Report

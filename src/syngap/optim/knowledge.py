@@ -1,0 +1,329 @@
+"""What a model knows, taken from inputs without labels: directions of its weights, and importance.
+
+Two passes over the inputs, with labels drawn from the model. The first sums the second moments of
+what each weight is multiplied with and of the gradient of log p, whose eigenvectors are the basis
+(K-FAC). The second squares the gradient of each sample in that basis (EKFAC):
+
+    F = 1/N Σ_s (Lᵀ G_s R)²,   G_s = Σ_rows left ⊗ right
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from syngap.optim.basis import Basis
+from syngap.optim.consolidation import Predict, Progress, predictions
+from syngap.optim.moments import Moments, Rank, add_moments, find_bases, require_finite
+from syngap.optim.scores import SCALE, Prediction, read_prediction
+from syngap.optim.tensors import accumulator
+from syngap.optim.uses import Key, Recorder, Rows, Use
+
+__all__ = ["Known", "take_knowledge"]
+
+Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
+
+_TOGETHER = 1 << 26  # numbers of per-sample gradients in memory at a time
+_AGREES = 0.05  # relative error, which half precision stays below
+
+
+@dataclass
+class Known:
+    """What is known of a parameter.
+
+    Attributes:
+        importance: F, in the coordinates of `basis`.
+        mean: the mean of F over all directions, those that the basis leaves out included.
+        basis: None where the coordinates are its entries.
+        rows: how many rows its inputs had; 0 where it was taken from whole batches.
+    """
+
+    importance: Tensor
+    mean: Tensor
+    basis: Basis | None = None
+    rows: int = 0
+
+
+def take_knowledge(
+    model: nn.Module,
+    inputs: Iterable[Any],
+    *,
+    rank: Rank = "full",
+    dtype: torch.dtype | None = None,
+    mask_of: Masks = lambda batch, prediction: None,
+    predict: Predict | None = None,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+    look: Callable[[int, Tensor | Distribution], None] = lambda number, prediction: None,
+) -> dict[Tensor, Known]:
+    """Return what a model knows of its trainable parameters, by parameter.
+
+    Args:
+        model: as it is; nothing of it changes.
+        inputs: batches, over which it goes twice.
+        rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
+            the most important ones of the inputs' side, and entries on the other.
+        dtype: of the bases; None is the weights' own, at least float32.
+        mask_of: returns which predictions of a batch count, None for all.
+        predict: computes logits or a distribution from a batch in place of `model(batch)`.
+        generator: source of the drawn labels.
+        progress: called after each batch with the number done and, where known, of all.
+        look: gets the number and the prediction of each batch, once.
+    """
+    params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
+    if not params:
+        raise ValueError("every parameter of the model is frozen, so there is nothing to protect")
+    batches = list(inputs)
+    passes = _Passes(model, batches, params, mask_of, predict, generator, progress, look)
+    sides: dict[Key, Moments] = {}
+    covered: set[Tensor] | None = None
+    for scored in passes.run(range(len(batches))):
+        if covered is None:
+            covered = _explained(scored, params)
+            passes.wanted = []
+        add_moments(scored.factors(covered), sides)
+    assert covered is not None
+    seen = {
+        key: side
+        for key, side in sides.items()
+        if any(bool(squares > 0) for use in side.uses for squares in use.squares)
+    }
+    require_finite(seen, model)
+    bases = find_bases(seen, rank, dtype)
+    gathering = _Gathering(bases, {param for param, _ in seen}, params)
+    passes.wanted = [param for param in params if param not in gathering.covered]
+    for scored in passes.run(range(len(batches), 2 * len(batches))):
+        gathering.add(scored)
+    rows = {param: max(use.rows for use in side.uses) for (param, _), side in seen.items()}
+    return gathering.finish(rows)
+
+
+# Passes -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Scored:
+    """A batch whose labels were drawn: the uses of weights in it, and gradients of log p."""
+
+    uses: list[Use]
+    deltas: list[Tensor]
+    scores: dict[Tensor, Tensor]
+    batch: int
+    count: int
+
+    def factors(self, wanted: set[Tensor]) -> Iterator[tuple[Use, Rows, Rows]]:
+        """Yield the rows of each use, scaled so that squares are sums over predictions."""
+        for use, delta in zip(self.uses, self.deltas, strict=True):
+            param = use.key[0]
+            if param in wanted:
+                delta = delta * (self.count**0.5 / SCALE)
+                yield use, *use.factors(delta, self.batch, accumulator(param.dtype))
+
+
+class _Passes:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: list[Any],
+        params: list[Tensor],
+        mask_of: Masks,
+        predict: Predict | None,
+        generator: torch.Generator | None,
+        progress: Progress | None,
+        look: Callable[[int, Tensor | Distribution], None],
+    ) -> None:
+        self.model, self.batches, self.params = model, batches, params
+        self.mask_of, self.predict, self.generator = mask_of, predict, generator
+        self.progress, self.look = progress, look
+        self.wanted = params  # whose gradients are taken as well
+
+    def run(self, done: range) -> Iterator[_Scored]:
+        recorder = Recorder(self.params)
+        numbers = iter(zip(done, self.batches, strict=True))
+        with torch.enable_grad():
+            for prediction in predictions(
+                self.model,
+                self.batches,
+                batch_size=1,
+                predict=self.predict,
+                progress=None,
+                generator=None,
+                during=recorder,
+            ):
+                number, batch = next(numbers)
+                if number < len(self.batches):
+                    self.look(number, prediction)
+                mask = self.mask_of(batch, prediction)
+                read = read_prediction(prediction, mask=mask, generator=self.generator)
+                if read.count:
+                    yield self._scored(read, recorder.uses)
+                recorder.uses.clear()
+                if self.progress is not None:
+                    self.progress(number + 1, 2 * len(self.batches))
+
+    def _scored(self, read: Prediction, uses: list[Use]) -> _Scored:
+        outputs = list({id(use.output): use.output for use in uses}.values())
+        found = torch.autograd.grad(
+            read.output, [*outputs, *self.wanted], read.cotangent * SCALE, allow_unused=True
+        )
+        deltas = dict(zip(map(id, outputs), found[: len(outputs)], strict=True))
+        kept = [use for use in uses if deltas[id(use.output)] is not None]
+        scores = dict(zip(self.wanted, found[len(outputs) :], strict=True))
+        known = {param: score for param, score in scores.items() if score is not None}
+        count = int(read.count)
+        return _Scored(
+            kept, [deltas[id(use.output)] for use in kept], known, read.output.shape[0], count
+        )
+
+
+def _explained(scored: _Scored, params: list[Tensor]) -> set[Tensor]:
+    """Return the parameters whose gradient is the sum over their recorded uses.
+
+    One that is also used in another way, or whose uses are not what they seem, keeps its entries.
+    """
+    sums: dict[Tensor, Tensor] = {}
+    shared: set[Tensor] = set()
+    for use, left, right in scored.factors(set(params)):
+        param, index = use.key
+        if left.is_one_hot and left.groups != scored.batch:  # looked up once for all samples
+            shared.add(param)
+        found = _gradients([(left.pooled(), right.pooled())], None, param, index)[0]
+        total = sums.setdefault(param, torch.zeros_like(param, dtype=found.dtype))
+        (total if index is None else total[index]).view(found.shape).add_(found)
+    scale = scored.count**0.5 / SCALE
+    return {
+        param
+        for param, total in sums.items()
+        if param in scored.scores
+        and param not in shared
+        and _distance(total, scored.scores[param].to(total.dtype) * scale) <= _AGREES
+    }
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm().clamp(min=torch.finfo(one.dtype).tiny))
+
+
+# Importance ---------------------------------------------------------------------------------------
+
+
+class _Gathering:
+    """Sums squares of gradients, sample by sample where it is known which rows are whose."""
+
+    def __init__(
+        self, bases: dict[Tensor, Basis], covered: set[Tensor], params: list[Tensor]
+    ) -> None:
+        self.bases, self.covered, self.params = bases, covered, params
+        self.sums: dict[Tensor, Tensor] = {}
+        self.squares: dict[Tensor, Tensor] = {}
+        self.count = 0
+
+    def add(self, scored: _Scored) -> None:
+        self.count += scored.count
+        by_key: dict[Key, list[tuple[Rows, Rows]]] = {}
+        for use, left, right in scored.factors(self.covered):
+            by_key.setdefault(use.key, []).append((left, right))
+        for (param, index), factors in by_key.items():
+            basis = self._basis(param, index)
+            total = self._total(param)
+            part = total if index is None else total[index]
+            for gradients in _in_parts(factors, basis, param, index):
+                square = gradients.square().sum(0)
+                part.view(square.shape).add_(square)
+            if basis is not None and not basis.is_complete:
+                self._note(param, _squared_norm(factors, param, index))
+        for param, score in scored.scores.items():
+            if param not in self.covered:
+                wide = score.to(accumulator(param.dtype))
+                self._total(param).addcmul_(wide, wide, value=scored.count / SCALE**2)
+
+    def finish(self, rows: Mapping[Tensor, int]) -> dict[Tensor, Known]:
+        known = {}
+        for param in self.params:
+            importance = self._total(param) / max(1, self.count)
+            total = self.squares.get(param)
+            total = importance.sum() if total is None else total / max(1, self.count)
+            mean = total / max(1, param.numel())
+            known[param] = Known(importance, mean, self.bases.get(param), rows.get(param, 0))
+        return known
+
+    def _basis(self, param: Tensor, index: int | None) -> Basis | None:
+        basis = self.bases.get(param)
+        if basis is None or index is None:
+            return basis
+        sides = (basis.left, basis.right)
+        return Basis(*(None if side is None else side[index] for side in sides))
+
+    def _total(self, param: Tensor) -> Tensor:
+        if param not in self.sums:
+            basis, dtype = self.bases.get(param), accumulator(param.dtype)
+            shape = param.shape if basis is None else basis.shape(param)
+            self.sums[param] = torch.zeros(shape, dtype=dtype, device=param.device)
+        return self.sums[param]
+
+    def _note(self, param: Tensor, square: Tensor) -> None:
+        self.squares[param] = self.squares[param] + square if param in self.squares else square
+
+
+def _in_parts(
+    factors: list[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
+) -> Iterator[Tensor]:
+    """Yield gradients (groups, k0, k1) of some samples at a time, summed over all uses."""
+    groups = {left.groups for left, _ in factors}
+    if len(groups) > 1:
+        factors = [(left.pooled(), right.pooled()) for left, right in factors]
+        groups = {1}
+    (count,) = groups
+    size = param.numel() if index is None else param[0].numel()
+    together = max(1, _TOGETHER // max(1, size))
+    for start in range(0, count, together):
+        part = slice(start, start + together)
+        yield _gradients(
+            [
+                (Rows(left.values[part], left.is_one_hot), Rows(right.values[part]))
+                for left, right in factors
+            ],
+            basis,
+            param,
+            index,
+        )
+
+
+def _gradients(
+    factors: list[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
+) -> Tensor:
+    total: Tensor | None = None
+    for left, right in factors:
+        rows = _rotated(right.values, None if basis is None else basis.right)
+        if left.is_one_hot:
+            vocabulary = len(param if index is None else param[index])
+            found = rows.new_zeros(len(rows), vocabulary, rows.shape[-1])
+            tokens = left.values.unsqueeze(-1).expand_as(rows)
+            found.scatter_add_(1, tokens, rows)
+            side = None if basis is None else basis.left
+            found = found if side is None else side.mT.to(found.dtype) @ found
+        else:
+            found = _rotated(left.values, None if basis is None else basis.left).mT @ rows
+        total = found if total is None else total.add_(found)
+    assert total is not None
+    return total
+
+
+def _rotated(rows: Tensor, directions: Tensor | None) -> Tensor:
+    return rows if directions is None else rows @ directions.to(rows.dtype)
+
+
+def _squared_norm(factors: list[tuple[Rows, Rows]], param: Tensor, index: int | None) -> Tensor:
+    """Return Σ_s |G_s|², over all directions."""
+    if len(factors) == 1 and not factors[0][0].is_one_hot:
+        (left, right) = factors[0]
+        if left.values.shape[1] <= min(left.values.shape[2], right.values.shape[2]):
+            grams = [rows.values @ rows.values.mT for rows in (left, right)]
+            return (grams[0] * grams[1]).sum()
+    parts = [part.square().sum() for part in _in_parts(factors, None, param, index)]
+    return torch.stack(parts).sum()
