@@ -166,6 +166,7 @@ class Protection:
         self._device = params[0].device if params else torch.device("cpu")
         self._start = _copies([*params, *_float_buffers(model)])
         self.known: dict[Tensor, Known] = {}
+        self._answers: list[Answers] = []
         if uses_gate:
             trainable: list[Tensor] = [param for param in params if param.requires_grad]
             self.known = take_knowledge(
@@ -177,8 +178,10 @@ class Protection:
                 predict=predict,
                 generator=torch.Generator(self._device).manual_seed(seed),
                 progress=progress,
+                look=lambda number, prediction: self._keep_answers(batches[number], prediction),
             )
-        self._answers = list(self._take_answers())
+        if len(self._answers) < len(taught):  # no gate, or predictions that cannot be cut
+            self._answers = list(self._take_answers())
         self._fingerprint = known_inputs.fingerprint(taught, params)
 
     # Training.
@@ -257,6 +260,17 @@ class Protection:
     def _predicted(self, batch: Any) -> Tensor | Distribution:
         batch = known_inputs.moved(batch, next(self.model.parameters()).device)
         return self._predict(batch) if self._predict else call(self.model, batch)
+
+    def _keep_answers(self, batch: Any, prediction: Tensor | Distribution) -> None:
+        """Take the answers of the parts that a batch is cut into from its prediction."""
+        if not isinstance(prediction, Tensor) or known_inputs.length(batch) != len(prediction):
+            return
+        done = 0
+        while done < len(prediction):
+            part = self._taught[len(self._answers)]
+            rows = prediction[done : done + (known_inputs.length(part) or len(prediction))]
+            self._answers.append(take_answers(rows, known_inputs.mask_of(part, rows)))
+            done += len(rows)
 
     def _take_answers(self) -> Iterable[Answers]:
         with in_eval_mode(self.model), torch.no_grad():
