@@ -40,20 +40,18 @@ def losses(model, *texts: Tensor) -> list[float]:
 
 torch.manual_seed(0)
 shape = {"vocab_size": 28, "n_positions": 31, "n_embd": 64, "n_layer": 2, "n_head": 2}
-drops = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
-config = hf.GPT2Config(bos_token_id=0, eos_token_id=None, **shape, **drops)
+shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+config = hf.GPT2Config(bos_token_id=0, eos_token_id=None, **shape)
 old, new = language(0, 2, 18), language(100, 12, 28)
 model = hf.GPT2LMHeadModel(config)  # its layers are Conv1D, and its head is the embedding
 train(model, torch.optim.AdamW(model.parameters(), lr=5e-3), old, 300)
-plain = copy.deepcopy(model)
-found = {"before": losses(model, old, new)}
+plain, found = copy.deepcopy(model), {"before": losses(model, old, new)}
 
 protection = syngap.protect(model, syngap.own_samples(model, length=31))
 optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
 train(model, optimizer, new, 100, protection.loss)
 found["protected"] = losses(model, old, new)
 print(protection.report())
-
 train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), new, 100)
 found["AdamW"] = losses(plain, old, new)
 for name, (old_loss, new_loss) in found.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP, rotate, unrotate
+from syngap import protect
 
 
 def batch(count: int, new: bool) -> tuple[Tensor, Tensor]:
@@ -48,16 +48,14 @@ def main() -> None:
         learn(begun, torch.optim.AdamW(begun.parameters(), lr=3e-3), False, 800)
         found.setdefault("before", []).append(right(begun))
         for lr in (1e-3, 3e-3, 9e-3):
-            for kind in ("AdamW", "rotated", "rotated, gate"):
+            for kind in ("AdamW", "gate"):
                 model, known = copy.deepcopy(begun), batch(256, False)[0]
-                if kind != "AdamW":
-                    rotate(model, known)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-                if kind == "rotated, gate":
-                    optimizer = SynGAP.wrap(optimizer, consolidation=0.9999)
-                    optimizer.consolidate(model, known, batch_size=1)
+                if kind == "gate":
+                    optimizer = protect(
+                        model, known, teacher=False, rank="full", consolidation=0.9999
+                    ).optimizer(optimizer)
                 learn(model, optimizer, True, 200)
-                unrotate(model)
                 found.setdefault(f"{kind} at {lr:g}", []).append(right(model))
                 with torch.no_grad():
                     for param, start in zip(model.parameters(), begun.parameters(), strict=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP, rotate, unrotate
+from syngap import protect
 
 LENGTH, WIDTH = 8, 96
 SORT, REVERSE, ANSWER = 20, 21, 22  # tokens; 0 to 9 are digits, 10 to 19 letters
@@ -83,13 +83,15 @@ def fine_tuned(begun: nn.Module, task: str, lr: float, steps: int, gate: bool) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     if gate:
         known = texts("sort", 256, torch.Generator().manual_seed(3))
-        rotate(model, known, predict=lambda text: answers_of(model, text))
-        optimizer = SynGAP.wrap(optimizer, consolidation=0.9999)
-        optimizer.consolidate(
-            model, known, batch_size=1, predict=lambda text: answers_of(model, text)
-        )
+        optimizer = protect(
+            model,
+            known,
+            teacher=False,
+            rank="full",
+            consolidation=0.9999,
+            predict=lambda text: answers_of(model, text),
+        ).optimizer(optimizer)
     learn(model, optimizer, task, steps)
-    unrotate(model)
     return model
 
 
