@@ -1,6 +1,6 @@
 #!/bin/bash
-# Collects the parts that have arrived into a folder (by default ft among temporary files), and unpacks
-# what is whole:
+# Collects the parts that have arrived into a folder (by default ft among temporary files), and
+# unpacks what is whole:
 # with the first part the texts, with both the model.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
