@@ -25,8 +25,11 @@ def batches_of(known: Any, size: int) -> list[Any]:
             "known must be a tensor, a dict of tensors or batches of them, got "
             f"{type(known).__name__}"
         )
+    if isinstance(known, Tensor) and not known.dim():
+        raise ValueError("known must have a batch dimension, got a tensor of one number")
     found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
-    if not any(length(batch) != 0 for batch in found):
+    found = [batch for batch in found if length(batch) != 0]
+    if not found:
         raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
     return found
 
