@@ -85,6 +85,8 @@ def moved(batch: Any, device: torch.device) -> Any:
 def mask_of(batch: Any, prediction: Tensor | Distribution) -> Tensor | None:
     """Return which predictions of a batch are not of padding, None for all."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if not isinstance(prediction, (Tensor, Distribution)):
+        return None  # which whoever reads it refuses
     shape = prediction.shape[:-1] if isinstance(prediction, Tensor) else prediction.batch_shape
     if isinstance(mask, Tensor) and mask.shape == shape:
         return mask.bool()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -101,7 +101,8 @@ def protect(
             f"{type(model).__name__} has no parameters, so there is nothing to protect"
         )
     batches = known_inputs.batches_of(known, batch_size)
-    taught = known_inputs.cut(batches, anchors)
+    is_cut = isinstance(known, (Tensor, Mapping))
+    taught = known_inputs.cut([known] if is_cut else batches, anchors)
     return Protection(
         model,
         batches,
@@ -411,9 +412,11 @@ class Protection:
     def _coverage(self) -> Iterable[Coverage]:
         for name, param in self.model.named_parameters():
             known = self.known.get(param)
-            if known is None or (known.basis is None and not known.mean > 0):
-                how = "new" if param.requires_grad else "frozen"
-                yield Coverage(name, how, param.numel())
+            if not param.requires_grad:
+                yield Coverage(name, "frozen", param.numel())
+                continue
+            if known is None or not known.mean > 0:
+                yield Coverage(name, "new", param.numel())
                 continue
             if known.basis is None:
                 yield Coverage(name, "entries", param.numel())
