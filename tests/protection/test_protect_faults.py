@@ -310,6 +310,16 @@ def test_a_layer_that_known_inputs_do_not_reach_is_free_and_reported() -> None:
     assert (before["used.bias"] - after["used.bias"]).abs().max() < 0.9
 
 
+@pytest.mark.xfail(raises=torch.linalg.LinAlgError, reason="its moment is zero, and is divided by")
+def test_a_layer_whose_inputs_are_always_zero_is_free_and_reported() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    nn.init.constant_(model[0].bias, -100.0)  # dead
+    protection = syngap.protect(model, inputs())
+    how = {one.name: one.how for one in protection.report().coverage}
+    assert how["2.weight"] == how["0.weight"] == "new"
+    assert how["2.bias"] == "entries"
+
+
 def test_a_wrapper_for_several_processes_is_looked_through(tmp_path: Any) -> None:
     model = classifier().eval()
     expected = syngap.protect(model, inputs())

@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import syngap
 from syngap.optim import loading
 from syngap.optim.basis import Basis
+from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.state_transfer import basis_in, grown
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection
@@ -637,3 +638,44 @@ def test_adam_and_groups_of_several_rates_load() -> None:
     for run in (first, second):
         learn(run, range(3, 5))
     assert_identical(values_of(first[0]), values_of(second[0]))
+
+
+# As on a GPU --------------------------------------------------------------------------------------
+
+
+@every_form
+def test_a_compact_state_along_directions_goes_on_bitwise(form: dict[str, Any]) -> None:
+    """On a GPU importance is in bfloat16, with one place of rounding for all."""
+
+    def make() -> Run:
+        model, protection, plain = branches(**form)
+        names = ("retention", "consolidation", "damping", "ambient", "scope", "bounded")
+        names += ("rotated", "protection", "drawn")
+        options = {name: plain.param_groups[0][name] for name in names}
+        estimator = Estimator("sampled", None, model, "auto")
+        base = MAKE_BASE["adamw"](model.parameters())
+        optimizer = WrappedSynGAP(base, estimator, Schedule(1, 0), True, "raise", options)
+        optimizer.gate.adopt(protection.known)
+        return model, protection, optimizer
+
+    def observe(run: Run, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            run[2].zero_grad()
+            logits = run[0](torch.randn(8, 4))
+            run[2].observe(logits)
+            logits.logsumexp(1).mean().backward()
+            run[2].step()
+
+    whole, first, resumed = make(), make(), make()
+    observe(whole, range(5))
+    observe(first, range(3))
+    saved = through_file(first[2].state_dict())
+    assert saved["state"][0]["importance"].dtype == torch.bfloat16
+    places = [state["turn"].data_ptr() for state in saved["state"].values()]
+    assert len(set(places)) == len(places)
+    resumed[0].load_state_dict(first[0].state_dict())
+    resumed[2].load_state_dict(saved)
+    observe(resumed, range(3, 5))
+    assert_identical(values_of(resumed[0]), values_of(whole[0]))
+    assert_identical(resumed[2].state_dict(), whole[2].state_dict())

@@ -82,7 +82,7 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def mask_of(batch: Any, prediction: Tensor | Distribution) -> Tensor | None:
+def mask_of(batch: Any, prediction: Any) -> Tensor | None:
     """Return which predictions of a batch are not of padding, None for all."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if not isinstance(prediction, (Tensor, Distribution)):
