@@ -679,3 +679,43 @@ def test_a_compact_state_along_directions_goes_on_bitwise(form: dict[str, Any]) 
     observe(resumed, range(3, 5))
     assert_identical(values_of(resumed[0]), values_of(whole[0]))
     assert_identical(resumed[2].state_dict(), whole[2].state_dict())
+
+
+class Filters(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 3, size, padding=size // 2), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.conv(x)).mean((2, 3)))
+        return out
+
+
+@pytest.mark.parametrize("how", ["grow", "inherit"])
+def test_momentum_along_directions_stays_that_of_the_old_places(how: str) -> None:
+    torch.manual_seed(0)
+    model = Filters(1)
+    protection = syngap.protect(model, torch.randn(40, 2, 5, 5), rank="full")
+    run = (model, protection, gated(protection, model))
+    learn(run, range(2))
+    optimizer, old, new = run[2], model.conv.weight, nn.Parameter(torch.zeros(3, 2, 3, 3))
+    with torch.no_grad():
+        new[..., :1, :1] = old
+    before = basis_in(optimizer.state[old])
+    assert before is not None
+    moving = before.back(optimizer.base.state[old]["exp_avg"], old)
+    model.conv.weight = new
+    if how == "grow":
+        protection.grow(old, new)
+    else:
+        known = optimizer.snapshot()
+        group = optimizer.param_groups[0]["params"]
+        group[next(place for place, param in enumerate(group) if param is old)] = new
+        optimizer.inherit(known, [(old, new)])
+    after = basis_in(optimizer.state[new])
+    assert after is not None
+    found = after.back(optimizer.base.state[new]["exp_avg"], new)
+    assert torch.allclose(found, padded(moving, found), atol=1e-6)
+    assert float(moving.abs().max()) > 1e-3
+    learn(run, range(2, 4))
+    assert new.isfinite().all()

@@ -498,28 +498,31 @@ def _check_knowledge(known: dict[Tensor, Known], model: nn.Module) -> None:
     _warn_of_few(known, names, _inputs_sides(model))
 
 
-def _inputs_sides(model: nn.Module) -> dict[Tensor, int]:
+def _inputs_sides(model: nn.Module) -> dict[Tensor, int | None]:
     """Return the side of weights that inputs are on, where their layer is known."""
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-    return {module.weight: 1 for module in model.modules() if isinstance(module, kinds)}
+    sides: dict[Tensor, int | None] = {}
+    for kinds, side in (((nn.Embedding,), None), ((nn.Linear, nn.Conv1d, nn.Conv2d), 1)):
+        sides |= {each.weight: side for each in model.modules() if isinstance(each, kinds)}
+    return sides
 
 
 def _warn_of_few(
-    known: dict[Tensor, Known], names: dict[Tensor, str], sides: dict[Tensor, int]
+    known: dict[Tensor, Known], names: dict[Tensor, str], sides: dict[Tensor, int | None]
 ) -> None:
     """Warn where a layer saw fewer rows than it has inputs: some directions have no importance."""
     few = []
     for param, one in known.items():
         if one.basis is None or not one.rows:
             continue
-        given = [one.basis.left, one.basis.right]
-        side = given[sides[param]] if param in sides else None
-        if side is None:
-            side = min(
-                (each for each in given if each is not None), key=lambda each: each.shape[-2]
-            )
-        if one.rows < side.shape[-2]:
-            few.append((one.rows / side.shape[-2], names[param], one.rows, side.shape[-2]))
+        given = (one.basis.left, one.basis.right)
+        sizes = [None if side is None else side.shape[-2] for side in given]
+        if param in sides:
+            place = sides[param]
+            inputs = None if place is None else sizes[place]  # an embedding has none
+        else:
+            inputs = min(size for size in sizes if size is not None)
+        if inputs is not None and one.rows < inputs:
+            few.append((one.rows / inputs, names[param], one.rows, inputs))
     if few:
         _, name, rows, inputs = min(few)
         more = f" ({len(few) - 1} more layers have too few as well)" if len(few) > 1 else ""
