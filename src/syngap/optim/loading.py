@@ -25,7 +25,7 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
 from syngap.optim.scores import SCALE
-from syngap.optim.state_transfer import VERSION
+from syngap.optim.state_transfer import DIRECTIONS, VERSION, basis_in
 from syngap.optim.tensors import accumulator, local
 
 __all__ = [
@@ -39,10 +39,11 @@ __all__ = [
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_NOT_OPTIONS = ("params", "param_names", "behind", "version")
+_NOT_OPTIONS = ("params", "param_names", "behind", "version", *_PROTECTION)
 _ABSENT = object()
 
 
+# How far products of directions may be from those of orthonormal ones, by their type.
 @dataclass(frozen=True)
 class Form:
     """What a value of a state has to be.
@@ -313,6 +314,8 @@ def check_states(
     """
     for param, state in saved.items():
         for key, value in state.items():
+            if key in DIRECTIONS and forms is _OWN:
+                continue  # which `check_directions` looks at
             where = f"the state_dict has {prefix}{key}"
             whose = f"for a parameter of shape {tuple(param.shape)} ({names[param]})"
             form = forms.get(key)
@@ -321,10 +324,20 @@ def check_states(
                 own = _ABSENT if own is None else own
                 _check_alike(f"{where} {whose}: it", value, own, _largest(param))
             elif not (value is None and form.optional):
-                _check_form(where, whose, key, value, param, form)
+                basis = basis_in(state) if forms is _OWN and key == "importance" else None
+                shape = tuple(param.shape) if basis is None else basis.shape(param)
+                _check_form(where, whose, key, value, param, form, shape)
 
 
-def _check_form(where: str, whose: str, key: str, value: Any, param: Tensor, form: Form) -> None:
+def _check_form(
+    where: str,
+    whose: str,
+    key: str,
+    value: Any,
+    param: Tensor,
+    form: Form,
+    whole_shape: tuple[int, ...],
+) -> None:
     if form.plain and is_number(value) and not isinstance(value, Tensor):
         _check_bounds(f"{where} {whose}", value, value, _largest(param), form.signed)
         return
@@ -338,9 +351,9 @@ def _check_form(where: str, whose: str, key: str, value: Any, param: Tensor, for
         raise ValueError(
             f"{where} of {value.dtype} {value.layout} {whose}: it must be a dense tensor of {kind}"
         )
-    shape = () if form.single else tuple(param.shape)
+    shape = () if form.single else whole_shape
     if tuple(value.shape) != shape:
-        advice = "if the parameter grew, load before that and call grow()"
+        advice = f"it must be {shape}; if the parameter grew, load before that and call grow()"
         raise ValueError(
             f"{where} of shape {tuple(value.shape)} {whose}: "
             + ("it must be a single number" if form.single else advice)

@@ -139,7 +139,9 @@ def _directions(moment: Tensor, count: int, dtype: torch.dtype, known: list[_Fou
             return directions
     # A GPU is slow in double precision, and directions that are confused there matter little.
     exact = moment if moment.is_cuda else moment.double()
-    vectors: Tensor = torch.linalg.eigh(exact / exact.trace()).eigenvectors
+    vectors: Tensor = torch.linalg.eigh(
+        exact / exact.trace().clamp(min=torch.finfo(exact.dtype).tiny)
+    ).eigenvectors
     directions = vectors[:, -count:].flip(-1).to(dtype).contiguous()
     known.append((mark, moment, directions))
     return directions

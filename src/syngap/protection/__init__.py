@@ -6,7 +6,7 @@ Where to find what:
 - `anchors`: the known inputs, cut into batches
 - `teacher`: the model's former answers, and how far it is from them
 - `samples`: texts that a language model writes itself
-- `report`: what was kept
+- `report`: what was kept; `refusals`: what is refused, and warned of
 """
 
 from syngap.protection.protection import Protection, protect
