@@ -18,7 +18,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import syngap
 from syngap.optim import loading
 from syngap.optim.basis import Basis
-from syngap.optim.fisher import Estimator, Schedule
+from syngap.optim.fisher import Estimator
+from syngap.optim.schedule import Schedule
 from syngap.optim.state_transfer import basis_in, grown
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection

@@ -1,4 +1,4 @@
-"""Estimates of the Fisher diagonal: from what labels, by which pass, of whose processes, and when.
+"""Estimates of the Fisher diagonal: from what labels, by which pass, and of whose processes.
 
 The Fisher information of a prediction p(y|x) is E[(∇ log p(y|x))²] with y drawn from the prediction
 itself. `scores` has why the square of summed scores is unbiased for it, `exact` sums squares.
@@ -7,10 +7,10 @@ itself. `scores` has why the square of summed scores is unbiased for it, `exact`
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
 from syngap.optim.basis import Basis
+from syngap.optim.consolidation import predictions
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.notices import Notices
@@ -33,7 +34,7 @@ from syngap.optim.scores import (
 )
 from syngap.optim.tensors import is_sharded, sum_over_shards, wide
 
-__all__ = ["Estimator", "EstimatorName", "Observation", "Schedule", "merged"]
+__all__ = ["Estimator", "EstimatorName", "Observation", "merged"]
 
 EstimatorName: TypeAlias = Literal["sampled", "exact", "empirical"]
 
@@ -265,6 +266,20 @@ class Estimator:
         )
         return None
 
+    def mean_over(
+        self,
+        model: nn.Module,
+        inputs: Tensor | Iterable[Any],
+        trainable: Callable[[], list[Tensor]],
+        basis_of: Callable[[Tensor], Basis | None],
+        **options: Any,
+    ) -> Observation | None:
+        """Return the mean estimate over unlabelled inputs, None where none was finite."""
+        seen: Observation | None = None
+        for prediction in predictions(model, inputs, generator=self.generator, **options):
+            seen = merged(seen, self.estimate(prediction, trainable(), basis_of, labelled=False))
+        return seen
+
     def _look_for_classes(
         self, logits: Tensor, targets: Tensor | None, mask: Tensor | None
     ) -> None:
@@ -361,45 +376,3 @@ def _explained() -> Iterator[None]:
                 "observe came after the graph was freed; call it before loss.backward()"
             ) from error
         raise
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Which steps, counted from 0, refresh importance: each of the first, then every k-th.
-
-    Where importance comes from few observations its noise leaves the gate too open, just while
-    steps are largest: weights grow in the first tens of steps, and stay grown. Later importance
-    changes by a thousandth a step, so that most of the passes that refresh it can be left out.
-
-    Args:
-        every: k.
-        warmup: so many steps come before, all of which refresh.
-
-    Examples:
-        >>> schedule = Schedule(every=4, warmup=2)
-        >>> {step: schedule.elapsed(step) for step in range(12) if schedule.is_due(step)}
-        {0: 1, 1: 1, 2: 1, 6: 4, 10: 4}
-        >>> [schedule.refreshes(step) for step in (0, 1, 2, 5, 6, 10)]
-        [1, 2, 3, 3, 4, 5]
-    """
-
-    every: int
-    warmup: int
-
-    def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a step refreshes importance."""
-        return step < self.warmup or (step - self.warmup) % self.every == 0
-
-    def refreshes(self, step: int) -> int:
-        """Return how many steps up to this one were due, it included."""
-        return min(step, self.warmup) + 1 + max(0, step - self.warmup) // self.every
-
-    def elapsed(self, step: int) -> int:
-        """Return how many steps the average moves on by at a step that is due: 1 or k."""
-        return self.every if step > self.warmup else 1

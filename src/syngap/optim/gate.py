@@ -9,25 +9,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim.basis import Basis, share_stacks, stack_alike
-from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
-from syngap.optim.compact import first_turn, shared_turn
-from syngap.optim.consolidation import predictions
+from syngap.optim.basis import Basis
+from syngap.optim.checks import CheckedOptions, NonFinite, check_compact, check_named
+from syngap.optim.compact import first_turn
 from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
-from syngap.optim.fisher import Estimator, Observation, Schedule, merged
-from syngap.optim.knowledge import Known
+from syngap.optim.fisher import Estimator, Observation, merged
+from syngap.optim.knowledge import Known, adopt_knowledge
+from syngap.optim.layout import lay_out, require_dense_gradients
 from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
+from syngap.optim.schedule import Schedule
 from syngap.optim.scores import require_graph
 from syngap.optim.state_transfer import (
-    DIRECTIONS,
     Directions,
     basis_in,
     grown,
@@ -35,7 +34,7 @@ from syngap.optim.state_transfer import (
     place_to_grow,
     restore_state,
 )
-from syngap.optim.tensors import accumulator, kept_in, local_gradient
+from syngap.optim.tensors import accumulator, alike, kept_in, local_gradient
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
@@ -46,8 +45,8 @@ States = dict[Tensor, dict[str, Any]]  # what an optimizer keeps, by parameter
 class Gate:
     """Importance of parameters, and the masks that follow from it.
 
-    A gate belongs to one optimizer. Importance is in that optimizer's state, and the gate's options
-    and its counts of steps in its parameter groups, where torch saves and loads them.
+    A gate belongs to one optimizer, in whose state importance is, and in whose parameter groups the
+    gate's options and counts of steps are: there torch saves and loads them.
 
     Args:
         estimator: estimates the Fisher diagonal from a prediction.
@@ -93,26 +92,21 @@ class Gate:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
         self._works: list[Work] = []  # of a step along directions, while importance stays
-        self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
+        self._options_seen = CheckedOptions(self.option_names)
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
-        """Work on an optimizer's groups and state, and on the state of one that it wraps.
-
-        torch replaces them where it loads a state, so that each use binds them anew.
-        """
+        """Work on an optimizer's groups and states, which torch replaces where it loads one."""
         self.groups, self.states = groups, states
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "_means", "_works", "_checked_options", "_grads_then"}
+        own = {"groups", "states", "_means", "_works", "_options_seen", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._forget_objects()
-
-    # Parameters.
 
     @property
     def steps(self) -> int:
@@ -144,21 +138,9 @@ class Gate:
         return names_of(self.groups) | (self.estimator.names() or {})
 
     def check_options(self) -> None:
-        """Check options of groups that somebody changed, where they are used.
-
-        A value that is the same object as at the last check has passed it, so that a step costs a
-        few comparisons of addresses.
-        """
-        for number, group in enumerate(self.groups):
-            now = tuple(map(group.get, self.option_names))
-            passed = self._checked_options.get(number, ())
-            are_same = len(now) == len(passed) and all(map(is_, now, passed))
-            counts = group["steps"], group["skipped"]
-            are_counts = all(type(count) is int and count >= 0 for count in counts)
-            if not (are_same and are_counts) or Tensor in map(type, now):
-                check_changed_options(number, group, self.option_names, passed)
-                self._checked_options[number] = now
-                self._works = []
+        """Check options of groups that somebody changed, where they are used."""
+        if self._options_seen.check(self.groups):
+            self._works = []
 
     # What is known.
 
@@ -259,17 +241,9 @@ class Gate:
     def consolidate(self, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any) -> None:
         """Set importance to its mean over unlabelled inputs."""
         self.check_options()
-        seen: Observation | None = None
         self.estimator.record(True)
         try:
-            for prediction in predictions(
-                model, inputs, generator=self.estimator.generator, **options
-            ):
-                params = self.trainable()
-                estimate = self.estimator.estimate(
-                    prediction, params, self.basis_of, labelled=False
-                )
-                seen = merged(seen, estimate)
+            seen = self.estimator.mean_over(model, inputs, self.trainable, self.basis_of, **options)
         finally:
             self.estimator.record(self.is_due())
         if seen is None:
@@ -284,16 +258,8 @@ class Gate:
     def adopt(self, known: Mapping[Tensor, Known]) -> None:
         """Take over importance and directions; what is not known of a parameter is zero."""
         for param in self.params():
-            found = known.get(param)
-            if found is None:
-                continue
-            state = self._state_of(param)
-            found.importance = found.importance.to(kept_in(param.dtype, self.compact))
-            state["importance"] = found.importance.clone()  # what is observed goes in
-            state["mean"] = found.mean.to(accumulator(param.dtype))
-            if found.basis is not None:
-                sides = zip(DIRECTIONS, (found.basis.left, found.basis.right), strict=True)
-                state |= {name: side for name, side in sides if side is not None}
+            if param in known:
+                adopt_knowledge(param, self._state_of(param), known[param], self.compact)
         self.reset_caches()
         self.has_importance = True
 
@@ -305,13 +271,7 @@ class Gate:
         None is a step that is left out.
         """
         self.check_options()
-        for param in self.params():
-            grad = param.grad
-            if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
-                raise RuntimeError(
-                    f"SynGAP takes dense real gradients, got {grad.layout} {grad.dtype} for a "
-                    f"parameter of shape {tuple(param.shape)}"
-                )
+        require_dense_gradients(self.params())
         if self._is_left_out():
             return None
         seen, self.observation = self.observation, None
@@ -375,28 +335,20 @@ class Gate:
             for work in self._works:
                 work.grads = [local_gradient(param) for param in work.whole]
             return self._works
-        works: list[Work] = []
-        for group in self.groups:
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-            for param in group["params"]:
-                if param.requires_grad:
-                    alike.setdefault((param.device, param.dtype), []).append(param)
-            for params in alike.values():
-                states = [self._state_of(param) for param in params]
-                bases = [self.basis_of(param) for param in params]
-                work = Work.of(group, params, states, network, bases if any(bases) else [])
-                if work.bases and keep is None:
-                    work.stacks = stack_alike(work.bases, work.params)
-                    share_stacks(work.stacks, states)
-                if self.compact:
-                    turn = shared_turn(states, moves=seen is not None and keep is None)
-                    # What is not an average is rounded to nearest, whatever was before.
-                    work.turn = turn if keep is None else torch.zeros_like(turn)
-                if seen is not None:
-                    work.values = [seen.values.get(param) for param in params]
-                    work.squared, work.weight = seen.squared, seen.weight
-                    work.keep = self._keep(group) if keep is None else keep
-                works.append(work)
+        works = [
+            lay_out(
+                group,
+                params,
+                [self._state_of(param) for param in params],
+                network,
+                seen=seen,
+                keep=self._keep(group) if keep is None else keep,
+                averages=keep is None,
+                compact=self.compact,
+            )
+            for group in self.groups
+            for params in alike([param for param in group["params"] if param.requires_grad])
+        ]
         self._works = works if seen is None and any(work.stacks for work in works) else []
         return works
 

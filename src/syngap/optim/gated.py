@@ -24,12 +24,13 @@ from syngap.optim.loading import (
     unchanged_on_error,
 )
 from syngap.optim.state_transfer import (
-    DIRECTIONS,
     IMPORTANCE,
     VERSION,
     basis_in,
     grown,
     require_growth,
+    unshared,
+    without_directions,
 )
 from syngap.optim.summary import summarize
 from syngap.optim.tensors import wide
@@ -333,17 +334,7 @@ class GatedOptimizer(Optimizer):
 
         Layers with the same inputs share directions, which some file formats refuse to save.
         """
-        found = super().state_dict()
-        seen: set[object] = set()
-        for index, state in found["state"].items():
-            for key in ("turn", *DIRECTIONS):
-                value = state.get(key)
-                if not isinstance(value, Tensor):
-                    continue
-                if id(value) in seen:
-                    state = found["state"][index] = state | {key: value.clone()}
-                seen.add(id(value))
-        return found
+        return unshared(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is.
@@ -363,7 +354,7 @@ class GatedOptimizer(Optimizer):
             saved.update(self._checked(final))
             # torch would bring directions into the parameters' type, which may be twice as large.
             states = final["state"].items()
-            return final | {"state": {index: _without_directions(state) for index, state in states}}
+            return final | {"state": {index: without_directions(state) for index, state in states}}
 
         # As the last hook, because a hook may replace what is loaded.
         handle = self.register_load_state_dict_pre_hook(check)
@@ -403,7 +394,3 @@ class GatedOptimizer(Optimizer):
         if "_gate" in state:  # torch comes by here also to load a state
             self._gate = copy(self._gate)  # a shallow copy of the optimizer has its own
         self.gate.reset_caches()
-
-
-def _without_directions(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if key not in DIRECTIONS}

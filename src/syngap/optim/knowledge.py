@@ -21,10 +21,11 @@ from syngap.optim.basis import Basis
 from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.moments import Moments, Rank, add_moments, find_bases, require_finite
 from syngap.optim.scores import SCALE, Prediction, read_prediction
-from syngap.optim.tensors import accumulator
+from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
+from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.uses import Key, Recorder, Rows, Use
 
-__all__ = ["Known", "take_knowledge"]
+__all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
 
 Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
 
@@ -101,6 +102,28 @@ def take_knowledge(
         gathering.add(scored)
     rows = {param: max(use.rows for use in side.uses) for (param, _), side in seen.items()}
     return gathering.finish(rows)
+
+
+def adopt_knowledge(param: Tensor, state: dict[str, Any], known: Known, compact: bool) -> None:
+    """Put what is known of a parameter into its state, where observations go on from it."""
+    known.importance = known.importance.to(kept_in(param.dtype, compact))
+    state["importance"] = known.importance.clone()
+    state["mean"] = known.mean.to(accumulator(param.dtype))
+    state |= _sides(known)
+
+
+def grow_knowledge(known: Known, old: Tensor, new: Tensor) -> Known:
+    """Return what is known of a parameter for a larger one in its place."""
+    state = {"importance": known.importance, "mean": known.mean, **_sides(known)}
+    larger = grown(state, old, new)
+    return Known(larger["importance"], larger["mean"], basis_in(larger), known.rows)
+
+
+def _sides(known: Known) -> dict[str, Tensor]:
+    if known.basis is None:
+        return {}
+    sides = zip(DIRECTIONS, (known.basis.left, known.basis.right), strict=True)
+    return {name: side for name, side in sides if side is not None}
 
 
 # Passes -------------------------------------------------------------------------------------------

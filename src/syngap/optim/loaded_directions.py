@@ -14,13 +14,10 @@ from syngap.optim.tensors import accumulator, local
 __all__ = ["check_directions", "check_protection"]
 
 _PROTECTION = ("protection", "rotated", "drawn")
-
 _AGAIN = "call protect() with the same inputs on the model before training, then load"
-
 _MANY = 1 << 53  # calls of a loss, which no run makes
-
+# How far products of directions may be from those of orthonormal ones, by their type.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-
 _PROBES = 8
 
 

@@ -1,14 +1,11 @@
 """Checks of a loaded state: all of it is checked before any of it is used.
 
-A state comes from a file, and files come from elsewhere. One NaN in it would reach every weight at
-the next step, and an option that is out of range would be noticed hundreds of steps later, if at
-all. Loading may wait for the device, so values are looked at here, once, and never in a step.
+One NaN of a damaged file would reach every weight at the next step. Values are looked at here, once,
+because loading may wait for the device, and a step may not.
 
-What can be known of a state: its importance is an average of squared scores. They are multiplied
-with SCALE before they are squared, and their sum over a parameter has to be finite then, so the sum
-of an importance that was observed is at most the largest number of its type divided by SCALE². A
-state is refused from SCALE times that on, which leaves room for rounding: 3.3e35 in float32. The
-same bound holds for the other numbers; a momentum of that size would overflow in the next steps.
+What can be known of a state: importance is an average of squared scores, which are multiplied with
+SCALE and have a finite sum. So its sum is at most the largest number of its type divided by SCALE²;
+a state is refused from SCALE times that on, 3.3e35 in float32. Other numbers have the same bound.
 """
 
 from __future__ import annotations
@@ -39,11 +36,10 @@ __all__ = [
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_NOT_OPTIONS = ("params", "param_names", "behind", "version", *_PROTECTION)
+_NOT_OPTIONS = ("params", "param_names", "behind", "version", "protection", "rotated", "drawn")
 _ABSENT = object()
 
 
-# How far products of directions may be from those of orthonormal ones, by their type.
 @dataclass(frozen=True)
 class Form:
     """What a value of a state has to be.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -12,12 +12,23 @@ from torch import Tensor, nn
 from syngap.optim.basis import Basis
 from syngap.optim.uses import Key, Rows, Use
 
-__all__ = ["Moments", "Rank", "add_moments", "find_bases", "require_finite"]
+__all__ = [
+    "Moments",
+    "Rank",
+    "add_moments",
+    "affordable_rank",
+    "basis_dtype",
+    "find_bases",
+    "require_finite",
+]
 
 Rank: TypeAlias = "int | float | Literal['full']"
 _Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, directions
 
 LARGEST = 8192  # a side of more rows stays plain entries
+_SMALL = 1 << 26  # bytes: complete bases of a small model
+_FULL_BYTES = 8.0  # a parameter: larger complete bases give way to some directions
+_SHARE = 0.25  # of the inputs' directions
 
 
 @dataclass
@@ -110,6 +121,21 @@ def find_bases(
         if basis.left is not None or basis.right is not None:
             bases[param] = basis
     return bases
+
+
+def basis_dtype(params: Sequence[Tensor]) -> torch.dtype | None:
+    """Return what directions are kept in: on a GPU bfloat16, a third of a per cent off."""
+    on_gpu = all(param.is_cuda and param.dtype != torch.float64 for param in params)
+    return torch.bfloat16 if params and on_gpu else None
+
+
+def affordable_rank(params: Sequence[Tensor]) -> Rank:
+    """Return "full" where complete bases are small, or small beside what training needs anyway."""
+    size = 2 if basis_dtype(params) is not None else 4
+    matrices = [param.flatten(1).shape for param in params if param.dim() >= 2]
+    needed = size * sum(side**2 for shape in matrices for side in shape if side <= LARGEST)
+    total = sum(param.numel() for param in params)
+    return "full" if needed <= max(_SMALL, _FULL_BYTES * total) else _SHARE
 
 
 def _count(rank: Rank, size: int) -> int:

@@ -24,6 +24,8 @@ __all__ = [
     "place_to_grow",
     "require_growth",
     "restore_state",
+    "unshared",
+    "without_directions",
 ]
 
 
@@ -278,3 +280,22 @@ def _places(before: Sequence[int], after: Sequence[int], device: torch.device) -
     """Return where entries of a smaller shape are among all of a larger one."""
     numbers = torch.arange(math.prod(after), device=device).view(*after)
     return numbers[tuple(slice(size) for size in before)].flatten()
+
+
+def without_directions(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state but for its directions."""
+    return {key: value for key, value in state.items() if key not in DIRECTIONS}
+
+
+def unshared(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a state_dict in which no two entries are in the same memory."""
+    seen: set[object] = set()
+    for index, state in state_dict["state"].items():
+        for key in ("turn", *DIRECTIONS):
+            value = state.get(key)
+            if not isinstance(value, Tensor):
+                continue
+            if id(value) in seen:
+                state = state_dict["state"][index] = state | {key: value.clone()}
+            seen.add(id(value))
+    return state_dict

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "accumulator",
+    "alike",
     "is_sharded",
     "kept_in",
     "local",
@@ -39,6 +40,14 @@ def kept_in(dtype: torch.dtype, compact: bool) -> torch.dtype:
 def wide(tensor: Tensor) -> Tensor:
     """Return the tensor in that type."""
     return tensor.to(accumulator(tensor.dtype))
+
+
+def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return tensors in lists of those that share a device and a type."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(found.values())
 
 
 # Shards -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Where to find what:
 - `protection`: `protect()` and what it returns
 - `anchors`: the known inputs, cut into batches
 - `teacher`: the model's former answers, and how far it is from them
+- `interpolation`: weights between those of before and of now
 - `samples`: texts that a language model writes itself
 - `report`: what was kept; `refusals`: what is refused, and warned of
 """

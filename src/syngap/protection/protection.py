@@ -13,28 +13,28 @@ from torch.optim.optimizer import Optimizer
 from syngap.optim.checks import check_number
 from syngap.optim.consolidation import Predict, Progress, call, in_eval_mode
 from syngap.optim.defaults import DEFAULTS
-from syngap.optim.fisher import Estimator, Schedule
-from syngap.optim.knowledge import Known, take_knowledge
-from syngap.optim.moments import Rank
-from syngap.optim.state_transfer import basis_in, grown, require_growth
+from syngap.optim.fisher import Estimator
+from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
+from syngap.optim.moments import Rank, affordable_rank, basis_dtype
+from syngap.optim.schedule import Schedule
+from syngap.optim.state_transfer import require_growth
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
+from syngap.protection.interpolation import copy_floats, interpolate
 from syngap.protection.refusals import (
     check_arguments,
     check_choices,
     check_knowledge,
     names_of,
 )
-from syngap.protection.report import Coverage, Report
-from syngap.protection.teacher import Answers, divergence, former_classes, take_answers
+from syngap.protection.report import Report, compare, coverage, distance
+from syngap.protection.teacher import Answers, divergence, take_answers
 
 __all__ = ["Protection", "protect"]
 
 CONSOLIDATION = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
-_FULL_BYTES = 8.0  # a parameter: complete bases that need more give way to some directions
-_SHARE = 0.25  # of the inputs' directions, where complete bases are too large
 
 
 def protect(
@@ -161,7 +161,7 @@ class Protection:
         self._drawn, self._has_grown = 0, False
         params: list[Tensor] = list(model.parameters())
         self._device = params[0].device
-        self._start = _copies(_floats(model))
+        self._start = copy_floats(model)
         self.known: dict[Tensor, Known] = {}
         self._answers: list[Answers] = []
         if uses_gate:
@@ -169,8 +169,8 @@ class Protection:
             self.known = take_knowledge(
                 model,
                 [known_inputs.moved(batch, self._device) for batch in batches],
-                rank=_affordable(trainable) if rank is None else rank,
-                dtype=_basis_dtype(trainable),
+                rank=affordable_rank(trainable) if rank is None else rank,
+                dtype=basis_dtype(trainable),
                 mask_of=known_inputs.mask_of,
                 predict=predict,
                 generator=torch.Generator(self._device).manual_seed(seed),
@@ -348,7 +348,7 @@ class Protection:
         self._start[names[new]] = larger
         known = self.known.pop(old, None)
         if known is not None:
-            self.known[new] = _grown_knowledge(known, old, new)
+            self.known[new] = grow_knowledge(known, old, new)
         self._has_grown = True
 
     # Afterwards.
@@ -356,69 +356,27 @@ class Protection:
     @torch.no_grad()
     def report(self) -> Report:
         """Return what changed on the known inputs, and how the model is protected."""
-        total = kl = entropy = same = 0.0
-        has_classes = True
         with in_eval_mode(self.model):
-            for batch, before in zip(self._taught, self._answers, strict=True):
-                prediction, count = self._predicted(batch), before.count
-                total += count
-                kl += count * float(divergence(before, prediction, may_grow=self._has_grown))
-                entropy += count * float(before.entropy())
-                first = before.first()
-                if first is None or not isinstance(prediction, Tensor):
-                    has_classes = False
-                    continue
-                if self._has_grown:
-                    former = former_classes(before, prediction)
-                    assert isinstance(former, Tensor)
-                    prediction = former
-                hits = prediction.argmax(-1) == first.to(prediction.device)
-                if before.mask is not None:
-                    hits = hits & before.mask.to(hits.device)
-                same += float(hits.sum())
+            kept = compare(
+                (
+                    (self._predicted(batch), before)
+                    for batch, before in zip(self._taught, self._answers, strict=True)
+                ),
+                may_grow=self._has_grown,
+            )
         used = (("gate", bool(self.known)), ("teacher", self._uses_teacher and self._calls() > 0))
         parts = [name for name, is_used in used if is_used]
         if self._interpolated != 1.0:
             parts.append(f"interpolation ({self._interpolated:.0%} of the way kept)")
-        total = max(1.0, total)
         return Report(
-            kl=kl / total,
-            loss_before=entropy / total,
-            loss_now=(entropy + kl) / total,
-            agreement=same / total if has_classes else None,
-            moved=self._moved(),
+            kl=kept.kl,
+            loss_before=kept.entropy,
+            loss_now=kept.entropy + kept.kl,
+            agreement=kept.agreement,
+            moved=distance(self.model, self._start),
             parts=tuple(parts),
-            coverage=tuple(self._coverage()),
+            coverage=tuple(coverage(self.model, self.known)),
         )
-
-    def _moved(self) -> float:
-        """Return how far weights are from the start, by their norm; new ones do not count."""
-        way = norm = 0.0
-        for name, param in self.model.named_parameters():
-            start = self._start.get(name)
-            if start is not None and start.shape == param.shape:
-                start = start.to(param.device)
-                way += float((param - start).float().norm()) ** 2
-                norm += float(start.float().norm()) ** 2
-        return float((way / max(norm, 1e-30)) ** 0.5)
-
-    def _coverage(self) -> Iterable[Coverage]:
-        for name, param in self.model.named_parameters():
-            known = self.known.get(param)
-            if not param.requires_grad:
-                yield Coverage(name, "frozen", param.numel())
-                continue
-            if known is None or not known.mean > 0:
-                yield Coverage(name, "new", param.numel())
-                continue
-            if known.basis is None:
-                yield Coverage(name, "entries", param.numel())
-                continue
-            left, right = (
-                None if side is None else int(side.shape[-1])
-                for side in (known.basis.left, known.basis.right)
-            )
-            yield Coverage(name, "directions", param.numel(), (left, right))
 
     @torch.no_grad()
     def interpolate(self, share: float) -> None:
@@ -428,51 +386,5 @@ class Protection:
             share: in [0, 1]; 1 changes nothing, 0 gives the start back.
         """
         check_number("share", share, "in [0, 1]", lambda value: 0 <= value <= 1)
-        values = _floats(self.model)
-        shapes, before = (
-            {name: tuple(value.shape) for name, value in each.items()}
-            for each in (values, self._start)
-        )
-        if shapes != before:
-            other = sorted(shapes.items() ^ before.items())[0]
-            raise ValueError(
-                f"the model has other parameters than at protect(), such as {other[0]} "
-                f"{other[1]}: for one that grew, call protection.grow(old, new)"
-            )
-        for name, value in values.items():
-            value.copy_(torch.lerp(self._start[name].to(value), value, share))
+        interpolate(self.model, self._start, share)
         self._interpolated *= share
-
-
-def _floats(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and those buffers that are averages, by name."""
-    buffers = model.named_buffers()
-    return dict(model.named_parameters()) | {n: b for n, b in buffers if b.is_floating_point()}
-
-
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies in the memory of the CPU: they are needed once, after training."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
-def _grown_knowledge(known: Known, old: Tensor, new: Tensor) -> Known:
-    left, right = (None, None) if known.basis is None else (known.basis.left, known.basis.right)
-    sides = {"left": left, "right": right}
-    state = {name: side for name, side in sides.items() if side is not None}
-    larger = grown({"importance": known.importance, "mean": known.mean, **state}, old, new)
-    return Known(larger["importance"], larger["mean"], basis_in(larger), known.rows)
-
-
-def _basis_dtype(params: list[Tensor]) -> torch.dtype | None:
-    """Return what directions are kept in: on a GPU bfloat16, a third of a per cent off."""
-    on_gpu = all(param.is_cuda and param.dtype != torch.float64 for param in params)
-    return torch.bfloat16 if params and on_gpu else None
-
-
-def _affordable(params: list[Tensor]) -> Rank:
-    """Return "full" where complete bases are small beside what training needs anyway."""
-    size = 2 if _basis_dtype(params) is not None else 4
-    matrices = [param.flatten(1).shape for param in params if param.dim() >= 2]
-    numbers = sum(side**2 for shape in matrices for side in shape if side <= 8192)
-    total = sum(param.numel() for param in params)
-    return "full" if size * numbers <= _FULL_BYTES * total else _SHARE

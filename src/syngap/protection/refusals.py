@@ -26,6 +26,7 @@ def check_arguments(
     batch_size: int,
     rank: Rank | None,
 ) -> None:
+    """Refuse numbers that are out of range."""
     check_number("consolidation", consolidation, "in (0, 1)", lambda value: 0 < value < 1)
     check_number("ambient", ambient, "in [0, 1)", lambda value: 0 <= value < 1)
     check_number("strength", strength, "above 0", lambda value: 0 < value < 1e30)
@@ -41,6 +42,7 @@ def check_arguments(
 
 
 def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
+    """Refuse what is neither of its choices."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be True or False, got {value!r}")
@@ -51,6 +53,7 @@ def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
 
 
 def names_of(model: nn.Module) -> dict[Tensor, str]:
+    """Return the names of a model's parameters."""
     return {param: name for name, param in model.named_parameters()}
 
 

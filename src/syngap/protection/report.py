@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Coverage", "Report"]
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from syngap.optim.knowledge import Known
+from syngap.protection.teacher import Answers, divergence, former_classes
+
+__all__ = ["Coverage", "Kept", "Report", "compare", "coverage", "distance"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +82,73 @@ class Report:
                 share, count = numbers[how] / total, tensors[how]
                 lines.append(f"  {share:6.1%} of parameters {text} ({count} tensors)")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Means over the predictions for known inputs; see `Report`."""
+
+    kl: float
+    entropy: float
+    agreement: float | None
+
+
+@torch.no_grad()
+def compare(
+    predictions: Iterable[tuple[Tensor | Distribution, Answers]], *, may_grow: bool
+) -> Kept:
+    """Compare predictions with former answers.
+
+    Args:
+        predictions: of each batch, and what the model answered before.
+        may_grow: whether there may be more classes than before, which do not count.
+    """
+    total = kl = entropy = same = 0.0
+    has_classes = True
+    for prediction, before in predictions:
+        count = before.count
+        total += count
+        kl += count * float(divergence(before, prediction, may_grow=may_grow))
+        entropy += count * float(before.entropy())
+        first = before.first()
+        now = former_classes(before, prediction) if may_grow else prediction
+        if first is None or not isinstance(now, Tensor):
+            has_classes = False
+            continue
+        hits = now.argmax(-1) == first.to(now.device)
+        if before.mask is not None:
+            hits = hits & before.mask.to(hits.device)
+        same += float(hits.sum())
+    total = max(1.0, total)
+    return Kept(kl / total, entropy / total, same / total if has_classes else None)
+
+
+@torch.no_grad()
+def distance(model: nn.Module, starts: Mapping[str, Tensor]) -> float:
+    """Return how far weights are from the start, by its norm; new ones do not count."""
+    way = norm = 0.0
+    for name, param in model.named_parameters():
+        start = starts.get(name)
+        if start is not None and start.shape == param.shape:
+            start = start.to(param.device)
+            way += float((param - start).float().norm()) ** 2
+            norm += float(start.float().norm()) ** 2
+    return float((way / max(norm, 1e-30)) ** 0.5)
+
+
+def coverage(model: nn.Module, known: Mapping[Tensor, Known]) -> Iterator[Coverage]:
+    """Yield how each parameter is protected."""
+    for name, param in model.named_parameters():
+        found = known.get(param)
+        if not param.requires_grad:
+            yield Coverage(name, "frozen", param.numel())
+        elif found is None or not found.mean > 0:
+            yield Coverage(name, "new", param.numel())
+        elif found.basis is None:
+            yield Coverage(name, "entries", param.numel())
+        else:
+            left, right = (
+                None if side is None else int(side.shape[-1])
+                for side in (found.basis.left, found.basis.right)
+            )
+            yield Coverage(name, "directions", param.numel(), (left, right))

@@ -1,0 +1,38 @@
+"""Weight interpolation with the start, as in WiSE-FT (Wortsman and others 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["copy_floats", "interpolate"]
+
+
+def _floats(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and those buffers that are averages, by name."""
+    buffers = model.named_buffers()
+    return dict(model.named_parameters()) | {n: b for n, b in buffers if b.is_floating_point()}
+
+
+def copy_floats(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies in the memory of the CPU: they are needed once, after training."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _floats(model).items()}
+
+
+@torch.no_grad()
+def interpolate(model: nn.Module, start: Mapping[str, Tensor], share: float) -> None:
+    """Give a model the weights start + share · (now - start)."""
+    values = _floats(model)
+    shapes, before = (
+        {name: tuple(value.shape) for name, value in each.items()} for each in (values, start)
+    )
+    if shapes != before:
+        other = sorted(shapes.items() ^ before.items())[0]
+        raise ValueError(
+            f"the model has other parameters than at protect(), such as {other[0]} {other[1]}: for "
+            "one that grew, call protection.grow(old, new)"
+        )
+    for name, value in values.items():
+        value.copy_(torch.lerp(start[name].to(value), value, share))
