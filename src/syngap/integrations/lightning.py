@@ -116,7 +116,7 @@ class SynGAPCallback(Callback):
             for one in (given if isinstance(given, list) else [given])
             if isinstance(one.optimizer, GatedOptimizer)
         }
-        self._check_protection(trainer, pl_module)
+        self._check_protection(pl_module)
         needs_gate = self.protection is None or bool(self.protection.known)
         if not stand_ins and needs_gate:
             names = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
@@ -149,7 +149,7 @@ class SynGAPCallback(Callback):
         if self.protection is not None:
             self._add_teacher_loss(self.protection, trainer, loss)
 
-    def _check_protection(self, trainer: Trainer, module: LightningModule) -> None:
+    def _check_protection(self, module: LightningModule) -> None:
         """Refuse a protection of another model, and a module that calls backward by itself."""
         if self.protection is None:
             return

@@ -256,8 +256,10 @@ class SynGAPTrainer(Trainer):
         if isinstance(known, (Tensor, Mapping)):
             return known
         if hasattr(known, "__len__") and hasattr(known, "__getitem__"):
-            known = (known[index] for index in range(len(known)))
-        rows, size = list(known), self.args.per_device_eval_batch_size
+            rows = [known[index] for index in range(len(known))]
+        else:
+            rows = list(known)
+        size = self.args.per_device_eval_batch_size
         collate = self._get_collator_with_removed_columns(self.data_collator, "known inputs")
         labels = {"labels", *(self.label_names or ())}
         batches = []
@@ -325,6 +327,7 @@ def protected_loss(
         )
 
     def compute(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+        own: Tensor
         if loss is not None:
             own = loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
