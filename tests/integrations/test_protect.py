@@ -42,7 +42,7 @@ pytestmark = [
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
         "The 'train_dataloader' does not have many workers",
         "Checkpoint directory .* exists and is not empty",
-        "You're resuming from a checkpoint that ended before the epoch ended",
+        "The dirpath has changed from",
     )
 ]
 VOCABULARY, LENGTH, BATCH, RATE = 11, 7, 4, 1e-2
@@ -162,7 +162,7 @@ def by_hand(
         total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        found.append(float(total))
+        found.append(float(total.detach()))
     return protection, found
 
 
@@ -187,8 +187,7 @@ def test_the_trainer_takes_the_steps_of_a_loop_by_hand(
     expected = decoder(0.0)
     _, wanted = by_hand(expected, rows, accumulated)
     assert losses(one) == pytest.approx(wanted, rel=1e-4)
-    for value, other in zip(values_of(one.model), values_of(expected), strict=True):
-        torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(values_of(one.model), values_of(expected), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -253,8 +252,7 @@ def test_a_plain_trainer_adds_the_loss_by_a_function(
     expected = decoder(0.0)
     _, wanted = by_hand(expected, rows, accumulated)
     assert losses(one) == pytest.approx(wanted, rel=1e-4)
-    for value, other in zip(values_of(model), values_of(expected), strict=True):
-        torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(values_of(model), values_of(expected), rtol=1e-3, atol=1e-5)
     assert one.evaluate(rows)["eval_loss"] < wanted[0]
 
 
@@ -544,6 +542,7 @@ def encoder() -> Any:
 def encoder_trainer(folder: Path, model: Any, protect: Any, **options: Any) -> Any:
     import datasets
     import sentence_transformers as package
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     from syngap.integrations.sentence_transformers import ProtectedSentenceTransformerTrainer
 
@@ -558,7 +557,7 @@ def encoder_trainer(folder: Path, model: Any, protect: Any, **options: Any) -> A
         model,
         args,
         train_dataset=datasets.Dataset.from_dict(pairs),
-        loss=package.losses.MultipleNegativesRankingLoss(model),
+        loss=MultipleNegativesRankingLoss(model),
         protect=protect,
     )
 
@@ -621,7 +620,7 @@ def fit(one: Any, protection: Any, folder: Path, steps: int, **options: Any) -> 
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     from syngap.integrations.lightning import SynGAPCallback
 
-    inputs = numbers(48, 3)
+    inputs = numbers(options.pop("rows", 48), 3)
     data = DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), BATCH)
     resume = options.pop("resume", None)
     runner = lightning.Trainer(
@@ -662,16 +661,18 @@ def test_lightning_takes_the_steps_of_a_loop_by_hand(
     assert other.report().parts == protection.report().parts
 
 
-def test_lightning_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    whole, protection = module({"anchors": 4})
-    runner = fit(whole, protection, tmp_path / "whole", 6)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_lightning_resumes_to_the_same_bits(tmp_path: Path, way: dict[str, Any]) -> None:
+    options = {"anchors": 4} | way
+    whole, protection = module(options)
+    runner = fit(whole, protection, tmp_path / "whole", 6, rows=2 * BATCH)
     torch.manual_seed(99)
-    resumed, again = module({"anchors": 4})
-    path = str(tmp_path / "whole" / "step=2.ckpt")
-    other = fit(resumed, again, tmp_path / "resumed", 6, resume=path)
+    resumed, again = module(options)
+    path = str(tmp_path / "whole" / "step=2.ckpt")  # at the end of an epoch
+    other = fit(resumed, again, tmp_path / "resumed", 6, rows=2 * BATCH, resume=path)
     assert_identical(values_of(resumed), values_of(whole))
     assert_identical(other.optimizers[0].state_dict(), runner.optimizers[0].state_dict())
-    assert isinstance(runner.optimizers[0], GatedOptimizer)
+    assert isinstance(runner.optimizers[0], GatedOptimizer) == way.get("gate", True)
     assert protection.report() == again.report()
 
 

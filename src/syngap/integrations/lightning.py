@@ -270,13 +270,15 @@ class SynGAPCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add where the random generators are."""
+        """Add where the random generators are, and how often the teacher was asked."""
         device = trainer.strategy.root_device.type
         torchs = {"cpu": torch.get_rng_state()}
         if device != "cpu":
             torchs[device] = torch.get_device_module(device).get_rng_state()
         own = {index: one.get_state() for index, one in self._own_generators().items()}
         checkpoint[_KEY] = {"torch": torchs, "own": own}
+        if self.protection is not None:
+            checkpoint[_KEY]["drawn"] = self.protection._drawn
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -285,6 +287,8 @@ class SynGAPCallback(Callback):
         if not trainer.training or _KEY not in checkpoint:
             return
         self._drawn = checkpoint[_KEY]["own"]
+        if self.protection is not None:
+            self.protection._drawn = checkpoint[_KEY].get("drawn", 0)
         if trainer.world_size > 1:
             return  # there are the states of one process alone
         device = trainer.strategy.root_device.type

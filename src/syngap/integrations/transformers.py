@@ -88,6 +88,7 @@ class SynGAPTrainer(Trainer):
         self._gate_options = dict(gate or {})
         self._observes = observe
         self._observed_at = -1  # the step that the last observation was for
+        self._taught = 0  # how often the teacher was asked for this step
         super().__init__(*args, **kwargs)
         if self._gate_options and isinstance(self.optimizer, GatedOptimizer):
             raise ValueError(
@@ -287,6 +288,12 @@ class SynGAPTrainer(Trainer):
         if is_divided is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             is_divided = by_model or self.compute_loss_func is not None
+        if not protection.known:  # without a gate no optimizer has the number of calls in its state
+            step = self.state.global_step
+            if self._observed_at != step:
+                self._observed_at, self._taught = step, 0
+            protection._drawn = step * self.args.gradient_accumulation_steps + self._taught
+            self._taught += 1
         loss = protection.loss()
         return loss / self.current_gradient_accumulation_steps if is_divided else loss
 
