@@ -563,6 +563,7 @@ def encoder_trainer(folder: Path, model: Any, protect: Any, **options: Any) -> A
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:known inputs gave")  # so few of them
 def test_embeddings_of_known_sentences_stay(tmp_path: Path) -> None:
     moved = []
     for options in ({}, {"gate": False, "teacher": False}):

