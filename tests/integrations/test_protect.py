@@ -400,6 +400,31 @@ def test_a_resumed_trainer_ends_with_the_same_bits(
     assert reports[0] == reports[1]
 
 
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_a_resumed_plain_trainer_ends_with_the_same_bits(
+    tmp_path: Path, has_adapters: bool
+) -> None:
+    def begin() -> Any:
+        model = adapted() if has_adapters else decoder()
+        protection = syngap.protect(model, KNOWN, anchors=2)
+        trained = [param for param in model.parameters() if param.requires_grad]
+        return Trainer(
+            model,
+            arguments(tmp_path, save_strategy="steps", save_steps=4, max_steps=8),
+            train_dataset=text(),
+            optimizers=(protection.optimizer(AdamW(trained, RATE)), None),
+            compute_loss_func=protected_loss(protection),
+        )
+
+    whole = begin()
+    whole.train()
+    torch.manual_seed(99)
+    resumed = begin()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert losses(resumed) == losses(whole)
+    assert_identical(values_of(resumed.model), values_of(whole.model))
+
+
 SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -577,6 +602,20 @@ def test_embeddings_of_known_sentences_stay(tmp_path: Path) -> None:
         kl = one.protection.report().kl
         assert kl == pytest.approx(moved[-1] / 0.05, rel=1e-2, abs=1e-4)
     assert moved[0] < moved[1] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:known inputs gave")
+def test_a_resumed_encoder_ends_with_the_same_bits(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    protect = {"known": SENTENCES, "rank": 4, "anchors": 2}
+    whole = encoder_trainer(tmp_path, encoder(), protect, **settings)
+    whole.train()
+    torch.manual_seed(99)
+    resumed = encoder_trainer(tmp_path, encoder(), protect, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert losses(resumed) == losses(whole)
+    assert_identical(values_of(resumed.model), values_of(whole.model))
 
 
 # Lightning ----------------------------------------------------------------------------------------

@@ -348,7 +348,8 @@ def protected_loss(
         if num_items_in_batch is None:
             return own + teacher
         counted = labels[..., 1:] if predicts_next else labels
-        return own + teacher * (counted != _IGNORED).sum() / num_items_in_batch
+        share: Tensor = (counted != _IGNORED).sum() / num_items_in_batch
+        return own + teacher * share
 
     return compute
 
