@@ -28,6 +28,7 @@ from helpers import (
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, NAdam, Optimizer, RMSprop
 
+import syngap
 from syngap import SynGAP
 from syngap.optim import Ballistic, checks
 from syngap.optim.errors import NotFiniteError
@@ -53,6 +54,17 @@ class Other(Optimizer):
                     param.sub_(state["trace"], alpha=group["lr"])
 
 
+def protected(base: Any, rank: Any, **settings: Any) -> Make:
+    """Return what makes a protected optimizer, whose importance is along directions."""
+
+    def make(model: nn.Module, *args: Any, **options: Any) -> Any:
+        known = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+        protection = syngap.protect(model, known, rank=rank, teacher=False)
+        return protection.optimizer(base(model.parameters(), **settings))
+
+    return make
+
+
 ALL: dict[str, Make] = {
     **MAKERS,
     "named": lambda model, *args, **options: itself(momentum=0.9)(
@@ -69,6 +81,8 @@ ALL: dict[str, Make] = {
     "wrapped-adafactor": wrapped(Adafactor, lr=0.01),
     "wrapped-ballistic": wrapped(Ballistic, lr=0.01),
     "wrapped-other": wrapped(Other),
+    "protected-adamw": protected(AdamW, "full", lr=0.01),
+    "protected-sgd-of-low-rank": protected(SGD, 2, lr=0.1, momentum=0.9),
 }
 # What is in their states only they know: it is compared with what is there, if anything is.
 UNKNOWN = ("wrapped-adafactor", "wrapped-other")
@@ -223,7 +237,13 @@ def test_whatever_is_replaced_in_a_state_is_refused_or_works(name: str, used: bo
         else:
             outcome = after_steps(model, optimizer)
             # A rate or a momentum may be large and finite, as a gradient may; an error says so.
-            gate = path[0] == "state" and path[-1] in ("importance", "mean", "turn")
+            gate = path[0] == "state" and path[-1] in (
+                "importance",
+                "mean",
+                "turn",
+                "left",
+                "right",
+            )
             if outcome not in ({"finite"} if gate else {"finite", "said"}):
                 accepted.append(f"{case}: {outcome}")
             model, optimizer = made(make, used)

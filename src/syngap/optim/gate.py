@@ -26,7 +26,15 @@ from syngap.optim.moments import Known
 from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
-from syngap.optim.state_transfer import grown, names_of, place_to_grow, restore_state
+from syngap.optim.state_transfer import (
+    DIRECTIONS,
+    Directions,
+    basis_in,
+    grown,
+    names_of,
+    place_to_grow,
+    restore_state,
+)
 from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
@@ -162,9 +170,13 @@ class Gate:
 
     def basis_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates of a parameter, None where they are its entries."""
-        state = self.states[0].get(param, {})
-        left, right = state.get("left"), state.get("right")
-        return None if left is None and right is None else Basis(left, right)
+        return basis_in(self.states[0].get(param, {}))
+
+    def rotation_of(self, param: Tensor) -> Basis | None:
+        """Return the coordinates that an optimizer behind the gate has its own state in."""
+        groups = (group for group in self.groups if any(each is param for each in group["params"]))
+        is_rotated = any(group.get("rotated", False) for group in groups)
+        return self.basis_of(param) if is_rotated else None
 
     def mean_of(self, param: Tensor) -> Tensor:
         """Return the mean of F over a parameter."""
@@ -274,11 +286,12 @@ class Gate:
             if found is None:
                 continue
             state = self._state_of(param)
-            state["importance"] = found.importance.to(kept_in(param.dtype, self.compact))
+            dtype = kept_in(param.dtype, self.compact)
+            state["importance"] = found.importance.to(dtype, copy=True)  # what is observed goes in
             state["mean"] = found.mean.to(accumulator(param.dtype))
             if found.basis is not None:
-                sides = {"left": found.basis.left, "right": found.basis.right}
-                state |= {name: side for name, side in sides.items() if side is not None}
+                sides = zip(DIRECTIONS, (found.basis.left, found.basis.right), strict=True)
+                state |= {name: side for name, side in sides if side is not None}
         self.reset_caches()
         self.has_importance = True
 
@@ -392,17 +405,33 @@ class Gate:
         """Let `new` take the place of `old`, a smaller parameter whose entries it begins with."""
         names = self.estimator.names()
         params, index = place_to_grow(old, new, self.groups, self.states, names)
+        rotated = self.rotation_of(old)
+        larger = [
+            grown(states[old], old, new, rotated) if old in states else None
+            for states in self.states
+        ]
         params[index] = new
         self.observation = None
-        for states in self.states:
-            if old in states:
-                states[new] = grown(states.pop(old), old, new)
+        for states, state in zip(self.states, larger, strict=True):
+            if state is not None:
+                del states[old]
+                states[new] = state
         self.estimator.attach()
 
-    def restore(self, saved: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Take what was saved of each parameter, in its own precision, and go on from there."""
+    def restore(
+        self,
+        saved: Mapping[Tensor, dict[str, Any]],
+        own: Mapping[Tensor, Mapping[str, Any]],
+    ) -> None:
+        """Take what was saved of each parameter, in its own precision, and go on from there.
+
+        Args:
+            saved: what was saved, by parameter.
+            own: the states before that. Directions that are equal stay where they are.
+        """
+        directions = Directions(own)
         for param, state in saved.items():
             if state:
-                restore_state(param, self.states[0][param], state, self.compact)
+                restore_state(param, self.states[0][param], state, self.compact, directions)
         self.observation = None
         self.has_importance = any(bool(self.mean_of(param) > 0) for param in saved)

@@ -15,14 +15,23 @@ from syngap.optim.checks import check_counts, check_options, check_params
 from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.gate import Gate, States
 from syngap.optim.loading import (
+    check_directions,
     check_groups,
     check_kind,
+    check_protection,
     check_states,
     forms_of,
     match,
     unchanged_on_error,
 )
-from syngap.optim.state_transfer import IMPORTANCE, VERSION, grown, require_growth
+from syngap.optim.state_transfer import (
+    DIRECTIONS,
+    IMPORTANCE,
+    VERSION,
+    basis_in,
+    grown,
+    require_growth,
+)
 from syngap.optim.summary import summarize
 from syngap.optim.tensors import wide
 from syngap.optim.update import Work
@@ -287,7 +296,14 @@ class GatedOptimizer(Optimizer):
             replaced: pairs of an old parameter and the one that is there now, or twice the same.
             momentum: whether all is kept, or importance alone.
         """
+        rotated = {
+            param
+            for group in self.param_groups
+            if group.get("rotated")
+            for param in group["params"]
+        }
         for old, new in replaced:
+            basis = basis_in(snapshot[0].get(old, {})) if new in rotated else None
             for states, known in zip(self._states(), snapshot, strict=True):
                 states.pop(old, None)
                 kept = known.get(old, {})
@@ -298,7 +314,7 @@ class GatedOptimizer(Optimizer):
                         require_growth(old, new, [known])
                     except ValueError:
                         continue
-                    kept = grown(kept, old, new)
+                    kept = grown(kept, old, new, basis)
                 if kept:
                     states[new] = kept
         self._gate.estimator.attach()
@@ -313,6 +329,23 @@ class GatedOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch does, but no two entries in the same memory.
+
+        Layers with the same inputs share directions, which some file formats refuse to save.
+        """
+        found = super().state_dict()
+        seen: set[object] = set()
+        for index, state in found["state"].items():
+            for key in ("turn", *DIRECTIONS):
+                value = state.get(key)
+                if not isinstance(value, Tensor):
+                    continue
+                if id(value) in seen:
+                    state = found["state"][index] = state | {key: value.clone()}
+                seen.add(id(value))
+        return found
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` gave; importance keeps its precision whatever θ's is.
 
@@ -325,10 +358,16 @@ class GatedOptimizer(Optimizer):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         saved: dict[Tensor, dict[str, Any]] = {}
+        own = dict(self.state)
+
+        def check(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
+            saved.update(self._checked(final))
+            # torch would bring directions into the parameters' type, which may be twice as large.
+            states = final["state"].items()
+            return final | {"state": {index: _without_directions(state) for index, state in states}}
+
         # As the last hook, because a hook may replace what is loaded.
-        handle = self.register_load_state_dict_pre_hook(
-            lambda _, final: saved.update(self._checked(final))
-        )
+        handle = self.register_load_state_dict_pre_hook(check)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -337,14 +376,17 @@ class GatedOptimizer(Optimizer):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)  # an option that the saving version did not have
             group["version"] = VERSION
-        self.gate.restore(saved)
+        self.gate.restore(saved, own)
 
     def _checked(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
         """Return a state by parameter, after a look at all of it."""
         saved, groups = match(state_dict, self.param_groups), state_dict["param_groups"]
         check_kind(groups, self.param_groups)
+        check_protection(groups, self.param_groups)
         check_groups(groups, self.param_groups, self._check_options)
-        check_states(saved, self.state, forms_of(self), self.gate.names())
+        names = self.gate.names()
+        check_directions(saved, self.state, self.param_groups, names)
+        check_states(saved, self.state, forms_of(self), names)
         return saved
 
     def _check_options(self, options: dict[str, Any]) -> None:
@@ -362,3 +404,7 @@ class GatedOptimizer(Optimizer):
         if "_gate" in state:  # torch comes by here also to load a state
             self._gate = copy(self._gate)  # a shallow copy of the optimizer has its own
         self.gate.reset_caches()
+
+
+def _without_directions(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key not in DIRECTIONS}

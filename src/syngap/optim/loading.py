@@ -25,13 +25,15 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
 from syngap.optim.scores import SCALE
-from syngap.optim.state_transfer import VERSION
+from syngap.optim.state_transfer import DIRECTIONS, VERSION, basis_in
 from syngap.optim.tensors import accumulator, local
 
 __all__ = [
     "Form",
+    "check_directions",
     "check_groups",
     "check_kind",
+    "check_protection",
     "check_states",
     "forms_of",
     "match",
@@ -39,8 +41,14 @@ __all__ = [
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_NOT_OPTIONS = ("params", "param_names", "behind", "version")
+_PROTECTION = ("protection", "rotated", "drawn")
+_NOT_OPTIONS = ("params", "param_names", "behind", "version", *_PROTECTION)
 _ABSENT = object()
+_MANY = 1 << 53  # calls of a loss, which no run makes
+_AGAIN = "call protect() with the same inputs on the model before training, then load"
+# How far products of directions may be from those of orthonormal ones, by their type.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+_PROBES = 8
 
 
 @dataclass(frozen=True)
@@ -222,6 +230,36 @@ def check_kind(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]
             )
 
 
+def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Refuse groups of a run that was protected otherwise, or not at all, or that should not be.
+
+    What is saved of a protected run only means something along its own directions, and its teacher
+    goes on with its own known inputs.
+    """
+    for number, (theirs, ours) in enumerate(zip(saved, groups, strict=True)):
+        where = f"param_groups[{number}] of the state_dict"
+        for name in _PROTECTION:
+            if (name in theirs) != (name in ours):
+                which = "is" if name in theirs else "is not"
+                raise ValueError(
+                    f"{where}: the run {which} of an optimizer of syngap.protect (it has "
+                    f"{'a' if name in theirs else 'no'} {name!r}), and this one "
+                    f"{'is not' if name in theirs else 'is'}: "
+                    + (_AGAIN if name in theirs else "load it into SynGAP.wrap")
+                )
+        for name in ("protection", "rotated"):
+            value, own = theirs.get(name), ours.get(name)
+            if type(value) is not type(own) or value != own:
+                raise ValueError(
+                    f"{where}: {name} is {str(value)[:80]!r}, and here {str(own)[:80]!r}: the run "
+                    "was protected with other known inputs, another start model or another form; "
+                    + _AGAIN
+                )
+        drawn = theirs.get("drawn", 0)
+        if isinstance(drawn, bool) or not isinstance(drawn, int) or not 0 <= drawn < _MANY:
+            raise ValueError(f"{where}: drawn must be a whole number ≥ 0, got {str(drawn)[:80]!r}")
+
+
 def _kind(behind: object) -> str:
     return "SynGAP itself" if behind is None else f"SynGAP.wrap({behind})"
 
@@ -313,6 +351,8 @@ def check_states(
     """
     for param, state in saved.items():
         for key, value in state.items():
+            if key in DIRECTIONS and forms is _OWN:
+                continue  # which `check_directions` looks at
             where = f"the state_dict has {prefix}{key}"
             whose = f"for a parameter of shape {tuple(param.shape)} ({names[param]})"
             form = forms.get(key)
@@ -321,10 +361,89 @@ def check_states(
                 own = _ABSENT if own is None else own
                 _check_alike(f"{where} {whose}: it", value, own, _largest(param))
             elif not (value is None and form.optional):
-                _check_form(where, whose, key, value, param, form)
+                basis = basis_in(state) if forms is _OWN and key == "importance" else None
+                shape = tuple(param.shape) if basis is None else basis.shape(param)
+                _check_form(where, whose, key, value, param, form, shape)
 
 
-def _check_form(where: str, whose: str, key: str, value: Any, param: Tensor, form: Form) -> None:
+def check_directions(
+    saved: Mapping[Tensor, dict[str, Any]],
+    states: Mapping[Tensor, dict[str, Any]],
+    groups: Sequence[dict[str, Any]],
+    names: Mapping[Tensor, str],
+) -> None:
+    """Refuse directions that a parameter of this optimizer does not have, or that are none.
+
+    Args:
+        saved: what is to be loaded, by parameter.
+        states: the optimizer's own.
+        groups: its parameter groups.
+        names: of the parameters, for messages.
+    """
+    is_protected = any("protection" in group for group in groups)
+    for param, state in saved.items():
+        own = states.get(param, {})
+        whose = f"for a parameter of shape {tuple(param.shape)} ({names[param]})"
+        for key in DIRECTIONS:
+            if (key in state) != (key in own):
+                given, here = ("directions", "entries") if key in state else ("no", "directions")
+                raise ValueError(
+                    f"the state_dict has {given} {key} {whose}, and this optimizer {here}: the run "
+                    f"was protected in another form, or not at all; {_AGAIN}"
+                )
+            if key in state:
+                _check_side(f"the state_dict has {key}", whose, state[key], own[key])
+        known = own.get("importance")
+        is_needed = any(key in state for key in DIRECTIONS) or (
+            is_protected and isinstance(known, Tensor) and bool(local(known).any())
+        )
+        if is_needed and "importance" not in state:
+            raise ValueError(f"the state_dict has no importance {whose}, which was protected")
+
+
+def _check_side(where: str, whose: str, value: Any, own: Tensor) -> None:
+    """Refuse directions that are not orthonormal columns of the shape that is needed here."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{where} {str(value)[:80]!r} {whose}: it must be a tensor")
+    if value.dtype not in _TOLERANCE or value.layout != torch.strided:
+        raise ValueError(
+            f"{where} of {value.dtype} {value.layout} {whose}: it must be a dense tensor of "
+            "floating-point numbers"
+        )
+    if value.shape != own.shape:
+        raise ValueError(
+            f"{where} of shape {tuple(value.shape)} {whose}, and here it is {tuple(own.shape)}: "
+            "protect() with the same rank; if the parameter grew, load before that and call grow()"
+        )
+    tolerance = _TOLERANCE[value.dtype]
+    error = _distance_from_orthonormal(value)
+    if not error <= tolerance:  # written so that NaN fails
+        raise ValueError(
+            f"{where} {whose}: its columns must be orthonormal, and are not (by {error:.2g}, "
+            f"{tolerance:g} is rounding); the file is damaged or was changed: load an earlier one"
+        )
+
+
+@torch.no_grad()
+def _distance_from_orthonormal(directions: Tensor) -> float:
+    """Return how far QᵀQ z is from z, for a few z of signs: the product itself costs too much."""
+    wide = directions.to(accumulator(directions.dtype))
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (wide.shape[-1], _PROBES), generator=generator)
+    probes = signs.mul(2).sub(1).to(wide)
+    errors = (wide.mT @ (wide @ probes) - probes).abs()
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def _check_form(
+    where: str,
+    whose: str,
+    key: str,
+    value: Any,
+    param: Tensor,
+    form: Form,
+    whole_shape: tuple[int, ...],
+) -> None:
     if form.plain and is_number(value) and not isinstance(value, Tensor):
         _check_bounds(f"{where} {whose}", value, value, _largest(param), form.signed)
         return
@@ -338,9 +457,9 @@ def _check_form(where: str, whose: str, key: str, value: Any, param: Tensor, for
         raise ValueError(
             f"{where} of {value.dtype} {value.layout} {whose}: it must be a dense tensor of {kind}"
         )
-    shape = () if form.single else tuple(param.shape)
+    shape = () if form.single else whole_shape
     if tuple(value.shape) != shape:
-        advice = "if the parameter grew, load before that and call grow()"
+        advice = f"it must be {shape}; if the parameter grew, load before that and call grow()"
         raise ValueError(
             f"{where} of shape {tuple(value.shape)} {whose}: "
             + ("it must be a single number" if form.single else advice)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from syngap.optim.basis import Basis
 from syngap.optim.compact import first_turn
 from syngap.optim.tensors import accumulator, is_sharded, kept_in
 
 __all__ = [
+    "DIRECTIONS",
     "IMPORTANCE",
     "VERSION",
+    "Directions",
+    "basis_in",
     "grown",
     "names_of",
     "place_to_grow",
@@ -23,13 +28,20 @@ __all__ = [
 
 
 # The gate's part of a parameter's state; "left" and "right" are the directions of its two sides.
-IMPORTANCE = ("importance", "mean", "turn", "left", "right")
+DIRECTIONS = ("left", "right")
+IMPORTANCE = ("importance", "mean", "turn", *DIRECTIONS)
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
 
 # How far rounding may carry a kept mean from the importance it is the mean of.
 _DRIFT = {False: 1e-3, True: 0.5}
+
+
+def basis_in(state: Mapping[str, Any]) -> Basis | None:
+    """Return the coordinates that a state's importance is in, None where they are entries."""
+    left, right = (state.get(name) for name in DIRECTIONS)
+    return None if left is None and right is None else Basis(left, right)
 
 
 def _restored_importance(param: Tensor, saved: dict[str, Any], compact: bool) -> dict[str, Tensor]:
@@ -46,22 +58,64 @@ def _restored_importance(param: Tensor, saved: dict[str, Any], compact: bool) ->
     if is_sharded(importance) and mean is not None:
         return state | {"mean": mean.to(param.device, copy=True)}
     dtype = accumulator(param.dtype)
-    true = importance.sum(dtype=dtype) / max(1, importance.numel())
-    # The kept mean goes on bit for bit, unless somebody changed the importance alone.
-    if mean is None or not torch.isclose(mean.to(true), true, rtol=_DRIFT[compact], atol=0.0):
+    true = importance.sum(dtype=dtype) / max(1, param.numel())
+    basis = basis_in(saved)
+    # The kept mean goes on bit for bit, unless somebody changed the importance alone. It counts
+    # directions that the basis leaves out, and those of a basis in half precision overlap a little.
+    drift = _DRIFT[compact or basis is not None]
+    is_whole = basis is None or basis.is_complete
+    most = true * (1.0 + drift) if is_whole else torch.full_like(true, math.inf)
+    if mean is None or not true * (1.0 - drift) <= mean.to(true) <= most:
         mean = true
     # Means are kept in the widest type of the network.
     dtype = torch.promote_types(dtype, mean.dtype)
     return state | {"mean": mean.to(param.device, dtype, copy=True)}
 
 
+class Directions:
+    """Directions that are restored, each in memory once: layers with the same inputs share them.
+
+    Args:
+        own: the states before loading. A resumed run has taken the same directions again.
+    """
+
+    def __init__(self, own: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        self._own = own
+        self._restored: dict[object, Tensor] = {}
+
+    def restored(self, param: Tensor, name: str, saved: Tensor) -> Tensor:
+        """Return saved directions in their own type, on the device of their parameter."""
+        own = self._own.get(param, {}).get(name)
+        if (
+            isinstance(own, Tensor)
+            and (own.dtype, own.shape, own.device) == (saved.dtype, saved.shape, param.device)
+            and torch.equal(own, saved.to(own.device))
+        ):
+            return own
+        # A view, as one row of a stack, has the memory of others, and another shape.
+        key = (saved.data_ptr(), saved.dtype, saved.shape, saved.stride(), param.device)
+        if key not in self._restored:
+            copied = saved.detach().to(param.device, copy=True)
+            self._restored[key] = copied.contiguous()
+        return self._restored[key]
+
+
 def restore_state(
-    param: Tensor, state: dict[str, Any], saved: dict[str, Any], compact: bool
+    param: Tensor,
+    state: dict[str, Any],
+    saved: dict[str, Any],
+    compact: bool,
+    directions: Directions,
 ) -> None:
     """Put a saved importance, in its own precision, into a state that torch has loaded."""
     state.pop("turn", None)  # of one that is compact, if this is not
     state |= _restored_importance(param, saved, compact)
     _lay_out_like(param, state)
+    if basis_in(saved) is not None:
+        state["importance"] = state["importance"].contiguous()
+        for name in DIRECTIONS:
+            if name in saved:
+                state[name] = directions.restored(param, name, saved[name])
 
 
 def _lay_out_like(param: Tensor, state: dict[str, Any]) -> None:
@@ -124,8 +178,12 @@ def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]
             f"new must be at least as large as old in every dimension, "
             f"got {tuple(new.shape)} for {tuple(old.shape)}"
         )
-    for state in states:
-        for key, value in state.get(old, {}).items():
+    for states_of in states:
+        state = states_of.get(old, {})
+        known = () if basis_in(state) is None else IMPORTANCE
+        for key, value in state.items():
+            if key in known:
+                continue
             if isinstance(value, Tensor) and value.dim() and value.shape != old.shape:
                 raise ValueError(
                     f"{key} has shape {tuple(value.shape)} for old {tuple(old.shape)}, and how "
@@ -133,16 +191,90 @@ def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]
                 )
 
 
-def grown(state: dict[str, Any], old: Tensor, new: Tensor) -> dict[str, Any]:
-    """Return the state of `old` for `new`: the same where it was, zero where it is new."""
-    larger = {}
+def grown(
+    state: dict[str, Any], old: Tensor, new: Tensor, rotated: Basis | None = None
+) -> dict[str, Any]:
+    """Return the state of `old` for `new`: the same where it was, zero where it is new.
+
+    Directions of a complete side become those of a larger one, with the new entries as directions
+    of their own. Others have zeros there, so that new entries are in none of them.
+
+    Args:
+        state: of the gate, or of an optimizer behind it.
+        old: the smaller parameter.
+        new: the larger one.
+        rotated: the coordinates of `old` that the optimizer behind the gate works in, if it does.
+    """
+    basis = basis_in(state)
+    larger = dict(state)
     for key, value in state.items():
-        larger[key] = value
-        if isinstance(value, Tensor) and value.dim() and value.shape == old.shape:
+        if not isinstance(value, Tensor) or not value.dim():
+            continue
+        if key in DIRECTIONS and basis is not None:
+            larger[key] = _grown_side(value, old, new, DIRECTIONS.index(key))
+        elif key == "importance" and basis is not None:
+            larger[key] = _grown_coordinates(value, basis, old, new)
+        elif value.shape == old.shape:
             larger[key] = torch.zeros_like(
                 new, dtype=value.dtype, memory_format=torch.preserve_format
             )
-            larger[key][tuple(slice(size) for size in old.shape)] = value
+            if rotated is None:
+                larger[key][tuple(slice(size) for size in old.shape)] = value
+            else:
+                found = _grown_coordinates(value.reshape(rotated.shape(old)), rotated, old, new)
+                larger[key].copy_(found.view(new.shape))
     if "mean" in state:
         larger["mean"] = state["mean"] * (old.numel() / max(1, new.numel()))
     return larger
+
+
+def _grown_side(side: Tensor, old: Tensor, new: Tensor, place: int) -> Tensor:
+    """Return the directions of a side of `old`, for that of `new`."""
+    before, after = (_extent(weight, side, place) for weight in (old, new))
+    size, (rows, count) = math.prod(after), side.shape[-2:]
+    if size == rows and old.shape[0] == new.shape[0]:
+        return side
+    is_complete = rows == count
+    stack = new.shape[:1] if side.dim() == 3 else ()
+    larger = side.new_zeros(*stack, size, size if is_complete else count)
+    known = _places(before, after, side.device)
+    part = larger[: len(side)] if stack else larger
+    part[..., known, :count] = side
+    if is_complete:
+        added = torch.ones(size, dtype=torch.bool, device=side.device)
+        added[known] = False
+        (added,) = added.nonzero(as_tuple=True)
+        part[..., added, torch.arange(rows, size, device=side.device)] = 1.0
+    if stack:
+        larger[len(side) :] = torch.eye(*larger.shape[1:], dtype=side.dtype, device=side.device)
+    return larger
+
+
+def _grown_coordinates(value: Tensor, basis: Basis, old: Tensor, new: Tensor) -> Tensor:
+    """Return numbers in the coordinates of `old`, for those of `new`."""
+    given = (basis.left, basis.right)
+    some = basis.left if basis.right is None else basis.right
+    assert some is not None
+    sides = [None if s is None else _grown_side(s, old, new, n) for n, s in enumerate(given)]
+    larger = value.new_zeros(Basis(*sides).shape(new))
+    rows, columns = (
+        _places(_extent(old, some, place), _extent(new, some, place), value.device)
+        if side is None
+        else torch.arange(side.shape[-1], device=value.device)
+        for place, side in enumerate(given)
+    )
+    part = larger[: len(value)] if some.dim() == 3 else larger
+    part[..., rows.unsqueeze(-1), columns] = value
+    return larger
+
+
+def _extent(weight: Tensor, side: Tensor, place: int) -> tuple[int, ...]:
+    """Return the dimensions of a weight that one of its two sides has."""
+    shape = tuple(weight.shape[1:] if side.dim() == 3 else weight.shape)
+    return shape[:1] if place == 0 else shape[1:]
+
+
+def _places(before: Sequence[int], after: Sequence[int], device: torch.device) -> Tensor:
+    """Return where entries of a smaller shape are among all of a larger one."""
+    numbers = torch.arange(math.prod(after), device=device).view(*after)
+    return numbers[tuple(slice(size) for size in before)].flatten()

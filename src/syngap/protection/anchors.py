@@ -25,8 +25,11 @@ def batches_of(known: Any, size: int) -> list[Any]:
             "known must be a tensor, a dict of tensors or batches of them, got "
             f"{type(known).__name__}"
         )
+    if isinstance(known, Tensor) and not known.dim():
+        raise ValueError("known must have a batch dimension, got a tensor of one number")
     found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
-    if not any(length(batch) != 0 for batch in found):
+    found = [batch for batch in found if length(batch) != 0]
+    if not found:
         raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
     return found
 
@@ -79,9 +82,11 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def mask_of(batch: Any, prediction: Tensor | Distribution) -> Tensor | None:
+def mask_of(batch: Any, prediction: Any) -> Tensor | None:
     """Return which predictions of a batch are not of padding, None for all."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if not isinstance(prediction, (Tensor, Distribution)):
+        return None  # which whoever reads it refuses
     shape = prediction.shape[:-1] if isinstance(prediction, Tensor) else prediction.batch_shape
     if isinstance(mask, Tensor) and mask.shape == shape:
         return mask.bool()

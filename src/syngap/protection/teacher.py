@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, kl_divergence
+from torch.distributions import Categorical, Distribution, kl_divergence
 
+from syngap.optim.errors import NotFiniteError
 from syngap.optim.tensors import wide
 
-__all__ = ["Answers", "divergence", "take_answers"]
+__all__ = ["Answers", "divergence", "former_classes", "take_answers"]
 
 WHOLE = 1024  # so many classes are stored whole
 TOP = 128  # of more, so many, and the rest as one
@@ -30,12 +31,14 @@ class Answers:
         classes: which those are, None where it is all.
         distribution: in place of both, for a prediction that is no logits.
         mask: which predictions count, None for all.
+        width: how many classes there were in all.
     """
 
     logs: Tensor | None
     classes: Tensor | None
     distribution: Distribution | None
     mask: Tensor | None
+    width: int = 0
 
     @property
     def count(self) -> int:
@@ -65,34 +68,72 @@ class Answers:
 def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answers:
     """Return what to remember of a prediction."""
     if isinstance(prediction, Distribution):
-        return Answers(None, None, _detached(prediction), mask)
+        copied = _detached(prediction)
+        values = [value for value in vars(copied).values() if isinstance(value, Tensor)]
+        if any(bool(value.isnan().any()) for value in values if value.is_floating_point()):
+            raise NotFiniteError(f"the model answers a known input with NaN in {prediction}")
+        return Answers(None, None, copied, mask)
+    if not isinstance(prediction, Tensor):
+        raise TypeError(
+            "the model must answer known inputs with logits (a Tensor) or a "
+            f"torch.distributions.Distribution, got {type(prediction).__name__}: predict= makes "
+            "one of them from a batch"
+        )
+    if not prediction.is_floating_point() or prediction.dim() < 2 or prediction.shape[-1] < 2:
+        raise ValueError(
+            "the model must answer known inputs with floating-point logits of shape (N, classes) "
+            f"or (N, ..., classes), got {prediction.dtype} {tuple(prediction.shape)}; for a single "
+            "logit or regression let predict= return a distribution"
+        )
     logs = wide(prediction.detach()).log_softmax(-1)
-    if logs.shape[-1] <= WHOLE:
-        return Answers(logs, None, None, mask)
+    if bool(logs.isnan().any()):
+        raise NotFiniteError(
+            "the model answers known inputs with logits that are not finite: look at the inputs, "
+            "and in float16 load the model in bfloat16 or float32"
+        )
+    width = logs.shape[-1]
+    if width <= WHOLE:
+        return Answers(logs, None, None, mask, width)
     top = logs.topk(TOP, dim=-1)
-    return Answers(_with_rest(top.values), top.indices.int(), None, mask)
+    return Answers(_with_rest(top.values), top.indices.int(), None, mask, width)
 
 
-def divergence(answers: Answers, prediction: Tensor | Distribution) -> Tensor:
+def divergence(
+    answers: Answers, prediction: Tensor | Distribution, *, may_grow: bool = False
+) -> Tensor:
     """Return the mean of KL(before ‖ now) over the predictions that count.
 
     Where only the likeliest classes were stored it is that of the probabilities of each of those
-    and of all others together, a lower bound.
+    and of all others together, a lower bound. Classes that the model gained since are left out: the
+    probabilities of the former ones then are those given that it is one of them.
+
+    Args:
+        answers: those of before.
+        prediction: the model's now.
+        may_grow: whether it may have more classes than before.
     """
+    prediction = former_classes(answers, prediction) if may_grow else prediction
     if isinstance(prediction, Distribution):
-        if answers.distribution is None:
+        former = answers.distribution
+        if former is None:
             raise TypeError("the model gave logits before, and gives a distribution now")
-        return _mean(kl_divergence(answers.distribution, prediction), answers.mask)
+        shapes = [(*each.batch_shape, *each.event_shape) for each in (prediction, former)]
+        if shapes[0] != shapes[1] or _width(prediction) != _width(former):
+            raise _other_shape(_describe(prediction), _describe(former))
+        return _mean(kl_divergence(former, prediction), answers.mask)
+    if not isinstance(prediction, Tensor):
+        raise TypeError(
+            f"the model answers known inputs with {type(prediction).__name__} now, and gave "
+            "logits or a distribution before"
+        )
     if answers.logs is None:
         raise TypeError("the model gave a distribution before, and gives logits now")
     before = answers.logs.to(prediction.device)
     logits = wide(prediction)
-    if before.shape[:-1] != logits.shape[:-1] or (
-        answers.classes is None and before.shape != logits.shape
-    ):
-        raise ValueError(
-            f"the model answers known inputs with logits of shape {tuple(logits.shape)}, and "
-            f"before of {tuple(before.shape)}: for a head that grew, call protection.grow()"
+    expected = (*before.shape[:-1], answers.width)
+    if tuple(logits.shape) != expected:
+        raise _other_shape(
+            f"logits of shape {tuple(prediction.shape)}", f"logits of shape {expected}"
         )
     if answers.classes is None:
         now = logits.log_softmax(-1)
@@ -101,6 +142,38 @@ def divergence(answers: Answers, prediction: Tensor | Distribution) -> Tensor:
         total = logits.logsumexp(-1, keepdim=True)
         now = _with_rest(logits.gather(-1, classes) - total)
     return _mean(_expected(before, before) - _expected(before, now), answers.mask)
+
+
+def former_classes(answers: Answers, prediction: Tensor | Distribution) -> Tensor | Distribution:
+    """Return a prediction without the classes that were not there before."""
+    if isinstance(prediction, Tensor):
+        if answers.logs is not None and prediction.shape[-1] > answers.width:
+            return prediction[..., : answers.width]
+    elif isinstance(prediction, Categorical):
+        width = _width(answers.distribution)
+        if width is not None and prediction.logits.shape[-1] > width:
+            return type(prediction)(logits=prediction.logits[..., :width])
+    return prediction
+
+
+def _width(distribution: Distribution | None) -> int | None:
+    """Return how many classes a distribution has, None where it has none."""
+    return distribution.logits.shape[-1] if isinstance(distribution, Categorical) else None
+
+
+def _describe(distribution: Distribution) -> str:
+    shapes = f"batch {tuple(distribution.batch_shape)}, event {tuple(distribution.event_shape)}"
+    width = _width(distribution)
+    classes = "" if width is None else f", {width} classes"
+    return f"{type(distribution).__name__} ({shapes}{classes})"
+
+
+def _other_shape(now: str, before: str) -> ValueError:
+    return ValueError(
+        f"the model answers known inputs with {now}, and before with {before}: for a head that "
+        "grew, call protection.grow(old, new); for another tokenizer or other inputs, protect() "
+        "the model anew"
+    )
 
 
 def _expected(before: Tensor, logs: Tensor) -> Tensor:

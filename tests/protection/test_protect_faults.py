@@ -1,0 +1,568 @@
+"""What goes wrong with `syngap.protect` says so, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import assert_identical, values_of
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Normal
+from torch.optim import LBFGS, SGD, AdamW, SparseAdam
+
+import syngap
+from syngap.optim.errors import NotFiniteError
+from syngap.optim.wrapped import WrappedSynGAP
+
+
+class Classifier(nn.Module):
+    """A classifier with everything that a failure might change."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+        self.dropout, self.head = nn.Dropout(0.5), nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.dropout(torch.tanh(self.norm(self.first(x)))))
+        return out
+
+
+def classifier(**options: Any) -> Classifier:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Classifier(**options)
+
+
+def inputs(rows: int = 40) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+
+
+def everything(model: nn.Module) -> Any:
+    """Copies of all that protect() must leave alone."""
+    return copy.deepcopy(
+        {
+            "values": dict(model.state_dict()),
+            "members": [id(param) for param in model.parameters()],
+            "gradients": [param.grad for param in model.parameters()],
+            "trainable": [param.requires_grad for param in model.parameters()],
+            "modes": [module.training for module in model.modules()],
+            "hooks": [len(module._forward_hooks) for module in model.modules()],
+            "random": torch.get_rng_state(),
+        }
+    )
+
+
+@pytest.fixture
+def model() -> Iterator[Classifier]:
+    """A model of which nothing may change in the test."""
+    found = classifier()
+    found.norm.train()
+    found.dropout.eval()
+    for param in found.parameters():
+        param.grad = torch.ones_like(param)
+    before = everything(found)
+    yield found
+    assert_identical(everything(found), before)
+
+
+# Options ------------------------------------------------------------------------------------------
+
+BAD_OPTIONS: list[tuple[str, Any]] = [
+    *(("rank", value) for value in (0, -1, 0.0, 1.5, True, "half", torch.nan, (1,))),
+    *((name, v) for name in ("anchors", "every", "batch_size") for v in (0, -1, 1.5, True, "8")),
+    *(("strength", value) for value in (0, -1.0, torch.nan, torch.inf, "1", True)),
+    *(("consolidation", value) for value in (0.0, 1.0, torch.nan, "0.5")),
+    *(("ambient", value) for value in (-0.1, 1.0, torch.nan)),
+    *(("rotate", value) for value in (1, "yes")),
+    *((name, value) for name in ("gate", "teacher") for value in (None, 1)),
+    *(("seed", value) for value in (0.5, None, True)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_OPTIONS)
+def test_an_option_out_of_range_is_named(model: nn.Module, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be .*got "):
+        syngap.protect(model, inputs(), **{name: value})
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, torch.nan, torch.inf, "half", True, None])
+def test_a_share_out_of_range_moves_nothing(model: nn.Module, share: Any) -> None:
+    protection = syngap.protect(model, inputs())
+    with pytest.raises(ValueError, match=r"share must be .*in \[0, 1\], got"):
+        protection.interpolate(share)
+    assert protection.report().parts == ("gate",)
+
+
+# Known inputs -------------------------------------------------------------------------------------
+
+
+def used_up() -> Iterator[Tensor]:
+    batches = iter([inputs()])
+    list(batches)
+    return batches
+
+
+NONE: dict[str, Callable[[], Any]] = {
+    "an empty list": list,
+    "no rows": lambda: torch.zeros(0, 4),
+    "batches of no rows": lambda: [torch.zeros(0, 4), torch.zeros(0, 4)],
+    "a dict of no rows": lambda: {"x": torch.zeros(0, 4)},
+    "used up": used_up,
+}
+
+
+@pytest.mark.parametrize("known", NONE.values(), ids=NONE)
+def test_no_inputs_are_refused(model: nn.Module, known: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="known has no inputs, or they were used up"):
+        syngap.protect(model, known())
+
+
+@pytest.mark.parametrize("known", ["text", b"bytes", 5, None])
+def test_what_is_no_inputs_is_refused(model: nn.Module, known: Any) -> None:
+    with pytest.raises(TypeError, match="known must be a tensor, a dict of tensors or batches"):
+        syngap.protect(model, known)
+
+
+def test_a_tensor_without_a_batch_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="must have a batch dimension"):
+        syngap.protect(model, torch.tensor(1.0))
+
+
+def test_a_generator_is_used_once_and_an_empty_batch_counts_for_nothing(model: nn.Module) -> None:
+    batches = list(torch.split(inputs(), 8))
+    plain = syngap.protect(model, batches)
+    once = syngap.protect(model, iter([batches[0], torch.zeros(0, 4), *batches[1:]]))
+    for _ in range(12):
+        assert torch.equal(plain.loss(), once.loss())
+    for param, known in plain.known.items():
+        assert torch.equal(known.importance, once.known[param].importance)
+
+
+def test_pairs_of_inputs_and_labels_are_explained(model: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"predict=lambda batch: model\(batch\[0\]\)"):
+        syngap.protect(model, [(inputs(), torch.zeros(40))])
+
+
+def test_too_few_inputs_are_said_once_with_the_worst_layer() -> None:
+    model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match=r"gave 6 rows .* to 0\.weight, which has 20") as caught:
+        syngap.protect(model, torch.randn(6, 20))
+    assert len(caught) == 1
+    assert "1 more" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        syngap.protect(model, torch.randn(20, 20))
+        syngap.protect(model, torch.randn(6, 20), gate=False)
+
+
+def test_places_of_images_are_rows() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3 * 4 * 4, 3))
+    with pytest.warns(UserWarning, match=r"gave 5 rows .* to 2\.weight, which has 48 inputs:"):
+        syngap.protect(model, torch.randn(5, 2, 6, 6))  # 80 places, of 18 inputs
+
+
+@pytest.mark.parametrize(
+    ("number", "gate"), [(torch.nan, True), (torch.nan, False), (torch.inf, True)]
+)
+def test_inputs_that_are_not_finite_are_refused(
+    model: nn.Module, number: float, gate: bool
+) -> None:
+    known = inputs()
+    known[20, 2] = number
+    with pytest.raises(NotFiniteError, match="finite"):
+        syngap.protect(model, known, gate=gate)
+
+
+class Shrunk(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(4, 3), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * self.factor
+        return out
+
+
+def test_activations_that_overflow_inside_are_refused_by_their_layer() -> None:
+    model = Shrunk(1e-25)  # predictions are finite, and squares of what goes in are not
+    before = everything(model)
+    with pytest.raises(ValueError, match=r"through layer\.weight.*not finite"):
+        syngap.protect(model, inputs() * 1e25)
+    assert_identical(everything(model), before)
+
+
+class Overflowing(nn.Module):
+    """Its scale is no factor of a product, and its gradient overflows when it is squared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(x) + 1e25 * (self.scale - self.scale.detach()))
+        return out
+
+
+def test_an_importance_that_overflows_is_refused_by_its_parameter() -> None:
+    with pytest.raises(NotFiniteError, match="importance of scale is not finite"):
+        syngap.protect(Overflowing(), inputs())
+
+
+# Models -------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    for gate in (True, False):
+        with pytest.raises(ValueError, match="Softmax has no parameters"):
+            syngap.protect(nn.Softmax(-1), inputs(), gate=gate)
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got function"):
+        syngap.protect(lambda x: x, inputs())  # type: ignore[arg-type]
+
+
+def test_a_frozen_model_is_refused_by_the_gate() -> None:
+    model = classifier().requires_grad_(False)
+    before = everything(model)
+    with pytest.raises(ValueError, match="every parameter of the model is frozen"):
+        syngap.protect(model, inputs())
+    assert_identical(everything(model), before)
+    assert not syngap.protect(model, inputs(), gate=False).loss().requires_grad
+
+
+def test_layers_frozen_or_unfrozen_afterwards_are_reported_as_what_they_are() -> None:
+    model = classifier()
+    model.first.requires_grad_(False)
+    protection = syngap.protect(model, inputs())
+    model.first.requires_grad_(True)
+    model.head.requires_grad_(False)
+    how = {one.name: one.how for one in protection.report().coverage}
+    assert how["first.weight"] == "new"
+    assert how["head.weight"] == "frozen"
+    assert how["norm.weight"] == "entries"
+
+
+def test_gradients_that_vanish_in_half_precision_are_refused() -> None:
+    """In float32 the same model has a small importance."""
+    model = Shrunk(2.0**-40).to(torch.float16)
+    with pytest.raises(ValueError, match=r"importance of every parameter is zero.*in float32"):
+        syngap.protect(model, inputs().half())
+    syngap.protect(Shrunk(2.0**-40), inputs())
+    with pytest.raises(ValueError, match="do not depend on the parameters, or are certain"):
+        syngap.protect(Shrunk(0.0), inputs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", ["full", 2])
+def test_weights_in_half_precision_are_protected_saved_and_loaded(
+    dtype: torch.dtype, rank: Any
+) -> None:
+    def make() -> tuple[nn.Module, Any]:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+        with torch.no_grad():
+            for number, param in enumerate(model.parameters()):
+                generator = torch.Generator().manual_seed(number)
+                param.copy_(torch.randn(param.shape, generator=generator))
+        protection = syngap.protect(model, inputs().to(dtype), rank=rank)
+        return model, protection.optimizer(AdamW(model.parameters(), lr=0.01))
+
+    model, optimizer = make()
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert all(entry["importance"].dtype == torch.float32 for entry in state["state"].values())
+    again = make()[1]
+    again.load_state_dict(copy.deepcopy(state))
+    assert_identical(again.state_dict(), state)
+
+
+class Branched(nn.Module):
+    """Only one of two layers is reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, idle: bool = False) -> Tensor:
+        out: Tensor = self.idle(x) if idle else self.used(x)
+        return out
+
+
+def test_a_layer_that_known_inputs_do_not_reach_is_free_and_reported() -> None:
+    model = Branched()
+    protection = syngap.protect(model, inputs())
+    how = {one.name: one.how for one in protection.report().coverage}
+    assert how["idle.weight"] == how["idle.bias"] == "new"
+    assert how["used.weight"] == "directions"
+    optimizer = protection.optimizer(SGD(model.parameters(), lr=1.0))
+    before = values_of(model)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    after = values_of(model)
+    assert torch.allclose(before["idle.weight"] - after["idle.weight"], torch.tensor(1.01))
+    assert (before["used.bias"] - after["used.bias"]).abs().max() < 0.9
+
+
+@pytest.mark.xfail(raises=torch.linalg.LinAlgError, reason="its moment is zero, and is divided by")
+def test_a_layer_whose_inputs_are_always_zero_is_free_and_reported() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    nn.init.constant_(model[0].bias, -100.0)  # dead
+    protection = syngap.protect(model, inputs())
+    how = {one.name: one.how for one in protection.report().coverage}
+    assert how["2.weight"] == how["0.weight"] == "new"
+    assert how["2.bias"] == "entries"
+
+
+def test_a_wrapper_for_several_processes_is_looked_through(tmp_path: Any) -> None:
+    model = classifier().eval()
+    expected = syngap.protect(model, inputs())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapper = nn.parallel.DistributedDataParallel(model)
+        protection = syngap.protect(wrapper, inputs())
+        assert protection.model is model
+        optimizer = protection.optimizer(AdamW(wrapper.parameters(), lr=0.01))
+        loss = wrapper(inputs()).logsumexp(1).mean() + protection.loss()
+        loss.backward()
+        optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    for param, known in expected.known.items():
+        assert torch.equal(protection.known[param].importance, known.importance)
+    parallel = syngap.protect(nn.DataParallel(model), inputs())
+    assert parallel.model is model
+
+
+def test_a_pass_that_fails_half_way_leaves_nothing_behind(model: Classifier) -> None:
+    for at in range(8):
+        calls = iter(range(100))
+
+        def predict(batch: Tensor, calls: Iterator[int] = calls, at: int = at) -> Tensor:
+            if next(calls) == at:
+                raise RuntimeError("out of memory")
+            return model(batch)  # type: ignore[no-any-return]
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            syngap.protect(model, inputs(), predict=predict)
+
+
+# Predictions --------------------------------------------------------------------------------------
+
+NO_PREDICTION: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
+    "a tuple": (lambda logits: (logits, logits), TypeError, "Distribution, got tuple"),
+    "a text": (lambda logits: "yes", TypeError, "Distribution, got str"),
+    "classes": (lambda logits: logits.argmax(-1), ValueError, "logits .*got torch.int64"),
+    "one class": (lambda logits: logits[:, :1], ValueError, "logits"),
+    "no batch": (lambda logits: logits[0], ValueError, r"logits .*\(3,\)"),
+    "nan": (lambda logits: logits * torch.nan, NotFiniteError, "finite"),
+    "a distribution of nan": (
+        lambda logits: Normal(logits * torch.nan, 1.0, validate_args=False),
+        NotFiniteError,
+        "NaN|finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_PREDICTION)
+@pytest.mark.parametrize("gate", [True, False])
+def test_what_is_no_prediction_is_refused(model: Classifier, kind: str, gate: bool) -> None:
+    change, error, message = NO_PREDICTION[kind]
+    with pytest.raises(error, match=message):
+        syngap.protect(model, inputs(), gate=gate, predict=lambda x: change(model(x)))
+
+
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "normal": lambda logits: Normal(logits, 0.5),
+    "bernoulli": lambda logits: Bernoulli(logits=logits),
+    "categorical": lambda logits: Categorical(logits=logits),
+}
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_a_distribution_is_a_prediction(kind: str) -> None:
+    model = classifier()
+    protection = syngap.protect(
+        model, inputs(), predict=lambda x: DISTRIBUTIONS[kind](model(x)), anchors=40
+    )
+    assert float(protection.loss().detach()) == pytest.approx(0, abs=1e-6)
+    optimizer = protection.optimizer(AdamW(model.parameters(), lr=0.1))
+    model(inputs()).square().mean().backward()
+    optimizer.step()
+    loss = protection.loss()
+    loss.backward()  # type: ignore[no-untyped-call]
+    report = protection.report()
+    assert 0 < report.kl == pytest.approx(float(loss.detach()), rel=1e-4)
+    assert report.agreement is None
+
+
+CHANGES: dict[
+    str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any], type[Exception], str]
+] = {
+    "more classes": (
+        lambda y: y,
+        lambda y: torch.cat([y, y], -1),
+        ValueError,
+        r"\(8, 6\).*before .*\(8, 3\).*grow",
+    ),
+    "fewer classes": (lambda y: y, lambda y: y[:, :2], ValueError, r"\(8, 2\).*before .*\(8, 3\)"),
+    "fewer rows": (lambda y: y, lambda y: y[:5], ValueError, r"\(5, 3\).*before .*\(8, 3\)"),
+    "another dimension": (lambda y: y, lambda y: y[None], ValueError, r"\(1, 8, 3\).*\(8, 3\)"),
+    "a distribution now": (lambda y: y, lambda y: Normal(y, 1.0), TypeError, "gave logits before"),
+    "logits now": (lambda y: Normal(y, 1.0), lambda y: y, TypeError, "a distribution before"),
+    "a tuple now": (lambda y: y, lambda y: (y,), TypeError, "with tuple now"),
+    "fewer of a distribution": (
+        lambda y: Normal(y, 1.0),
+        lambda y: Normal(y[:, :2], 1.0),
+        ValueError,
+        r"Normal \(batch \(8, 2\).*before with Normal \(batch \(8, 3\)",
+    ),
+    "more classes of a distribution": (
+        lambda y: Categorical(logits=y),
+        lambda y: Categorical(logits=torch.cat([y, y], -1)),
+        ValueError,
+        r"6 classes.*before .*3 classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_answers_of_another_shape_than_before_are_refused_by_both(kind: str) -> None:
+    """Such as those of a model with another tokenizer, or another head."""
+    before, now, error, message = CHANGES[kind]
+    model, is_after = classifier(), False
+
+    def predict(x: Tensor) -> Any:
+        return (now if is_after else before)(model(x))
+
+    protection = syngap.protect(model, inputs(), predict=predict)
+    is_after = True
+    for act in (protection.loss, protection.report):
+        with pytest.raises(error, match=message):
+            act()
+
+
+# Models that changed, and optimizers --------------------------------------------------------------
+
+
+def test_a_head_replaced_without_grow_is_free_and_reported() -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs())
+    model.head = nn.Linear(6, 3)
+    optimizer = protection.optimizer(AdamW(model.parameters(), lr=0.01))
+    model(inputs()).logsumexp(1).mean().backward()
+    optimizer.step()
+    how = {one.name: one.how for one in protection.report().coverage}
+    assert how["head.weight"] == how["head.bias"] == "new"
+    assert how["first.weight"] == "directions"
+    assert "not known, so not protected (2 tensors)" in str(protection.report())
+    model.head = nn.Linear(6, 5)
+    with pytest.raises(ValueError, match=r"\(8, 5\).*before .*\(8, 3\)"):
+        protection.report()
+    before = values_of(model)
+    with pytest.raises(ValueError, match=r"other parameters than at protect.*head.*grow"):
+        protection.interpolate(0.5)
+    assert_identical(values_of(model), before)
+
+
+def test_an_optimizer_of_a_head_that_the_model_no_longer_has_is_refused() -> None:
+    model = classifier()
+    base = AdamW(model.parameters(), lr=0.01)
+    protection = syngap.protect(model, inputs())
+    model.head = nn.Linear(6, 3)
+    groups = copy.deepcopy(base.state_dict())
+    with pytest.raises(ValueError, match=r"shape \(3, 6\) that the model no longer has.*anew"):
+        protection.optimizer(base)
+    assert_identical(base.state_dict(), groups)
+
+
+def test_an_optimizer_of_no_known_parameter_is_refused(model: Classifier) -> None:
+    protection = syngap.protect(model, inputs())
+    with pytest.raises(ValueError, match="holds no parameter that protect"):
+        protection.optimizer(AdamW(classifier().parameters()))
+
+
+def test_parameters_of_a_loss_are_free() -> None:
+    model, outside = classifier(), nn.Linear(3, 2)
+    protection = syngap.protect(model, inputs())
+    base = SGD([*model.parameters(), *outside.parameters()], lr=1.0)
+    optimizer = protection.optimizer(base)
+    before = values_of(outside)
+    outside(model(inputs())).sum().backward()
+    expected = before["weight"] - 1.01 * outside.weight.grad  # type: ignore[operator]
+    optimizer.step()
+    assert torch.allclose(outside.weight, expected)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_an_optimizer_made_before_protect_is_as_good() -> None:
+    ends = []
+    for early in (True, False):
+        model = classifier()
+        base = AdamW(model.parameters(), lr=0.01) if early else None
+        protection = syngap.protect(model, inputs())
+        optimizer = protection.optimizer(base or AdamW(model.parameters(), lr=0.01))
+        (model.eval()(inputs()).logsumexp(1).mean() + protection.loss()).backward()
+        optimizer.step()
+        ends.append(values_of(model))
+    assert_identical(*ends)
+
+
+def test_an_optimizer_that_is_behind_a_gate_is_refused(model: Classifier) -> None:
+    protection = syngap.protect(model, inputs())
+    base = AdamW(model.parameters())
+    optimizer = protection.optimizer(base)
+    assert isinstance(optimizer, WrappedSynGAP)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="gated already"):
+        protection.optimizer(optimizer)
+    with pytest.raises(ValueError, match="behind a gate already"):
+        protection.optimizer(base)
+    with pytest.raises(ValueError, match="gated already"):
+        protection.optimizer(syngap.SynGAP(model.parameters(), lr=0.1))
+    assert_identical(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("kind", [LBFGS, SparseAdam])
+def test_optimizers_that_cannot_be_gated_are_refused(model: Classifier, kind: Any) -> None:
+    protection = syngap.protect(model, inputs())
+    base = kind(model.parameters())
+    before = copy.deepcopy(base.state_dict())
+    with pytest.raises(ValueError, match=f"cannot gate {kind.__name__}"):
+        protection.optimizer(base)
+    assert_identical(base.state_dict(), before)
+    assert protection.loss() >= 0
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_what_is_no_optimizer_is_refused(model: Classifier, gate: bool) -> None:
+    protection = syngap.protect(model, inputs(), gate=gate)
+    for base in (AdamW, None, model):
+        with pytest.raises(TypeError, match=r"takes an optimizer that holds parameters"):
+            protection.optimizer(base)  # type: ignore[arg-type]
+
+
+def test_rotating_needs_complete_bases(model: Classifier) -> None:
+    protection = syngap.protect(model, inputs(), rank=2, rotate=True)
+    with pytest.raises(ValueError, match="rotate=True needs complete bases"):
+        protection.optimizer(AdamW(model.parameters()))
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
+    for rotate in (True, False):
+        model = classifier()
+        protection = syngap.protect(model, inputs(), rank="full", rotate=rotate)
+        optimizer = protection.optimizer(AdamW(model.parameters(), lr=0.01))
+        for param in model.parameters():
+            param.grad = torch.full_like(param, torch.nan)
+        before, state = values_of(model), copy.deepcopy(optimizer.state_dict())
+        with pytest.raises(NotFiniteError, match="nothing has moved"):
+            optimizer.step()
+        assert_identical(values_of(model), before)
+        assert_identical(optimizer.state_dict(), state)
