@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP, rotate, unrotate
+from syngap import protect
+from syngap.protection import Protection
 
 
 def batch(count: int, new: bool) -> tuple[Tensor, Tensor]:
@@ -23,11 +24,20 @@ def batch(count: int, new: bool) -> tuple[Tensor, Tensor]:
     return x, read.reshape(count, 4, 2).sum(2).argmax(1)
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, new: bool, steps: int) -> None:
+def learn(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    new: bool,
+    steps: int,
+    protection: Protection | None = None,
+) -> None:
     for _ in range(steps):
         x, y = batch(64, new)
+        loss = cross_entropy(model(x), y)
+        if protection is not None:
+            loss = loss + protection.loss()
         optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
+        loss.backward()
         optimizer.step()
 
 
@@ -48,20 +58,14 @@ def main() -> None:
         learn(begun, torch.optim.AdamW(begun.parameters(), lr=3e-3), False, 800)
         found.setdefault("before", []).append(right(begun))
         for lr in (1e-3, 3e-3, 9e-3):
-            for kind in ("AdamW", "rotated", "rotated, gate"):
+            for kind in ("AdamW", "gate", "gate and teacher"):
                 model, known = copy.deepcopy(begun), batch(256, False)[0]
-                if kind != "AdamW":
-                    rotate(model, known)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-                if kind == "rotated, gate":
-                    optimizer = SynGAP.wrap(optimizer, consolidation=0.9999)
-                    optimizer.consolidate(model, known, batch_size=1)
-                learn(model, optimizer, True, 200)
-                unrotate(model)
+                parts = {"gate": "gate" in kind, "teacher": "teacher" in kind}
+                protection = protect(model, known, rank="full", **parts)
+                learn(model, protection.optimizer(optimizer), True, 200, protection)
                 found.setdefault(f"{kind} at {lr:g}", []).append(right(model))
-                with torch.no_grad():
-                    for param, start in zip(model.parameters(), begun.parameters(), strict=True):
-                        param.lerp_(start, 0.15)
+                protection.interpolate(0.85)
                 found.setdefault(f"{kind} at {lr:g}, keeping 85 %", []).append(right(model))
     for name, each in found.items():
         print(f"| {name} | {' | '.join(each)} |")

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from syngap import SynGAP, rotate, unrotate
+from syngap import protect
+from syngap.protection import Protection
 
 LENGTH, WIDTH = 8, 96
 SORT, REVERSE, ANSWER = 20, 21, 22  # tokens; 0 to 9 are digits, 10 to 19 letters
@@ -68,28 +69,37 @@ def right(model: nn.Module, task: str) -> float:
     return 100 * float((found == text[:, LENGTH + 2 :]).all(1).float().mean())
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, task: str, steps: int) -> None:
+def learn(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    task: str,
+    steps: int,
+    protection: Protection | None = None,
+) -> None:
     source = torch.Generator().manual_seed(7)
     for _ in range(steps):
         text = texts(task, 64, source)
         logits = answers_of(model, text)
+        loss = cross_entropy(logits.flatten(0, 1), text[:, LENGTH + 2 :].flatten())
+        if protection is not None:
+            loss = loss + protection.loss()
         optimizer.zero_grad()
-        cross_entropy(logits.flatten(0, 1), text[:, LENGTH + 2 :].flatten()).backward()
+        loss.backward()
         optimizer.step()
 
 
-def fine_tuned(begun: nn.Module, task: str, lr: float, steps: int, gate: bool) -> nn.Module:
+def fine_tuned(begun: nn.Module, task: str, lr: float, steps: int, parts: str) -> nn.Module:
     model = copy.deepcopy(begun)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    if gate:
-        known = texts("sort", 256, torch.Generator().manual_seed(3))
-        rotate(model, known, predict=lambda text: answers_of(model, text))
-        optimizer = SynGAP.wrap(optimizer, consolidation=0.9999)
-        optimizer.consolidate(
-            model, known, batch_size=1, predict=lambda text: answers_of(model, text)
-        )
-    learn(model, optimizer, task, steps)
-    unrotate(model)
+    protection = protect(
+        model,
+        texts("sort", 256, torch.Generator().manual_seed(3)),
+        gate="gate" in parts,
+        teacher="teacher" in parts,
+        rank="full",
+        predict=lambda text: answers_of(model, text),
+    )
+    base = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    learn(model, protection.optimizer(base), task, steps, protection)
     return model
 
 
@@ -115,10 +125,10 @@ def main() -> None:
             start = (right(begun, "sort"), right(begun, task))
             found.setdefault((task, "before"), []).append(start)
             for lr, steps in ((1e-3, 450), (3e-3, 150)):
-                for gate in (False, True):
-                    ended = fine_tuned(begun, task, lr, steps, gate)
+                for parts in ("AdamW", "gate", "teacher", "gate and teacher"):
+                    ended = fine_tuned(begun, task, lr, steps, parts)
                     for kept in (1.0, 0.85, 0.7):
-                        name = f"{'recipe' if gate else 'AdamW'} at {lr:g}, {steps} steps"
+                        name = f"{parts} at {lr:g}, {steps} steps"
                         name += f", keeping {kept:.0%}" if kept < 1 else ""
                         model = interpolated(begun, ended, kept)
                         both = (right(model, "sort"), right(model, task))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from finetuning.data import collect_text, describe, windows
 from finetuning.methods import adamw
-from finetuning.model import GPT, SIZES, load_rotated, loss_of, sample_text
+from finetuning.model import GPT, SIZES, loss_of, sample_text
 from finetuning.records import locked
-from syngap import SynGAP, rotate
+from syngap import SynGAP
 
 __all__ = ["Cache"]
 
@@ -93,13 +93,10 @@ class Cache:
 
     # Models
 
-    def model(self, size: str, old: str, seed: int, rotated: bool = False) -> GPT:
-        """Return a new copy of the pre-trained model, with plain or rotated weights."""
+    def model(self, size: str, old: str, seed: int) -> GPT:
+        """Return a new copy of the pre-trained model."""
         model, name = self._initial(size, seed), self.model_name(size, old, seed)
         model.load_state_dict(self._load_or_make(name, lambda: self._pretrain(size, old, seed)))
-        if rotated:
-            name = f"{name}-rotated{self.args.samples}"
-            load_rotated(model, self._load_or_make(name, lambda: self._rotate(size, old, seed)))
         return model
 
     def _initial(self, size: str, seed: int) -> GPT:
@@ -125,17 +122,9 @@ class Cache:
             schedule.step()
         return model.state_dict()
 
-    def _rotate(self, size: str, old: str, seed: int) -> dict[str, Tensor]:
-        model = self.model(size, old, seed)
-        labels = torch.Generator(self.device).manual_seed(seed)
-        rotate(model, self.own_text(size, old, seed), batch_size=16, generator=labels)
-        return model.state_dict()
-
     # Importance
 
-    def importance(
-        self, source: str, size: str, old: str, seed: int, rotated: bool = False
-    ) -> dict[str, Tensor]:
+    def importance(self, source: str, size: str, old: str, seed: int) -> dict[str, Tensor]:
         """Return the Fisher information of each parameter, per byte, by name.
 
         Args:
@@ -143,20 +132,17 @@ class Cache:
             size: of the model.
             old: the domain that it was trained on.
             seed: of its training.
-            rotated: of the model with rotated weights.
         """
         if source == "even":
             own = self.importance("own", size, old, seed)
             mean = sum(f.sum() for f in own.values()) / sum(f.numel() for f in own.values())
             return {name: mean.expand_as(f) for name, f in own.items()}
         count = self.args.samples
-        name = f"{self.model_name(size, old, seed)}-{source}{count}{'-rotated' * rotated}"
-        return self._load_or_make(name, lambda: self._measure(source, size, old, seed, rotated))
+        name = f"{self.model_name(size, old, seed)}-{source}{count}"
+        return self._load_or_make(name, lambda: self._measure(source, size, old, seed))
 
-    def _measure(
-        self, source: str, size: str, old: str, seed: int, rotated: bool
-    ) -> dict[str, Tensor]:
-        model = self.model(size, old, seed, rotated)
+    def _measure(self, source: str, size: str, old: str, seed: int) -> dict[str, Tensor]:
+        model = self.model(size, old, seed)
         samples = self.own_text if source == "own" else self._old_text
         text = samples(size, old, seed)
         torch.manual_seed(seed)

@@ -17,9 +17,9 @@ from finetuning.methods import (
     add_adapters,
     gated_adamw,
     interpolated,
+    protection_along_directions,
 )
-from finetuning.model import GPT, SIZES, START, load_rotated, loss_of
-from syngap import rotate
+from finetuning.model import GPT, SIZES, START, loss_of
 
 __all__ = ["check"]
 
@@ -90,21 +90,43 @@ def check_adapters(model: GPT, text: Tensor) -> None:
 
 
 def check_rotation(model: GPT, text: Tensor) -> None:
-    rotated, loaded = copy.deepcopy(model), copy.deepcopy(model)
-    assert len(rotate(rotated, text)) == 4 * SIZES["tiny"].layers + 1
-    torch.testing.assert_close(rotated(text), model(text))
-    load_rotated(loaded, rotated.state_dict())
-    assert torch.equal(loaded(text), rotated(text)), "a rotated model is not what its state makes"
-    start = [param.detach().clone() for param in rotated.parameters()]
-    optimizer = adamw(rotated.parameters(), 1e-2)
-    loss_of(rotated, text).backward()
+    tuned = copy.deepcopy(model)
+    protection = protection_along_directions(tuned, text, None, 0)
+    known = {name: protection.known[param] for name, param in tuned.named_parameters()}
+    penalty = QuadraticPenalty(
+        tuned,
+        7.0,
+        {name: one.importance for name, one in known.items()},
+        {name: one.basis for name, one in known.items()},
+    )
+    start = [param.detach().clone() for param in tuned.parameters()]
+    optimizer = protection.optimizer(adamw(tuned.parameters(), 1e-2))
+    loss_of(tuned, text).backward()
+    grads = {name: param.grad.clone() for name, param in tuned.named_parameters()}
     optimizer.step()
-    ends = [param.detach().clone() for param in rotated.parameters()]
-    with interpolated(list(rotated.parameters()), start, 0.25):
-        for param, one, other in zip(rotated.parameters(), start, ends, strict=True):
+    # The first step of AdamW is the sign of the gradient: here of its coordinates.
+    for (name, param), before in zip(tuned.named_parameters(), start, strict=True):
+        basis = known[name].basis
+        grad = grads[name] if basis is None else basis.into(grads[name])
+        step = -1e-2 * grad / (grad.abs() + 1e-8)
+        step = step if basis is None else basis.back(step, before)
+        torch.testing.assert_close(param.detach(), before + step, rtol=1e-3, atol=1e-4)
+    whole = torch.zeros(())
+    for (name, param), before in zip(tuned.named_parameters(), start, strict=True):
+        basis, offset = known[name].basis, param - before
+        offset = offset if basis is None else basis.into(offset)
+        whole = whole + 7.0 / 2 * (known[name].importance * offset**2).sum()
+    expected = torch.autograd.grad(whole, list(tuned.parameters()))
+    tuned.zero_grad(set_to_none=False)
+    penalty.add_gradient()
+    for param, grad in zip(tuned.parameters(), expected, strict=True):
+        torch.testing.assert_close(param.grad, grad, rtol=1e-3, atol=1e-6)
+    ends = [param.detach().clone() for param in tuned.parameters()]
+    with interpolated(list(tuned.parameters()), start, 0.25):
+        for param, one, other in zip(tuned.parameters(), start, ends, strict=True):
             torch.testing.assert_close(param.detach(), 0.75 * one + 0.25 * other)
-    assert all(torch.equal(p, q) for p, q in zip(rotated.parameters(), ends, strict=True))
-    print("a rotated model is the model, and interpolation with the start is linear")
+    assert all(torch.equal(p, q) for p, q in zip(tuned.parameters(), ends, strict=True))
+    print("AdamW and the penalty work along directions, and interpolation is linear")
 
 
 def check_frontier() -> None:

@@ -26,8 +26,9 @@ YES = [True]
 # Keys are the numbers of runs, `--runs`. Rates are for "mini"; `scale_rate` has them for others.
 # "gate_data" is a control: one value of "gate" with another importance.
 # "penalty" is λ in units of importance, so that even importance (L2) has the mean of the model's.
-# "rotated": `syngap.rotate` comes first. "way": the model is evaluated after interpolation with the
-# start, of which "way" is the share of the fine-tuned weights. Recorded tables hold these names.
+# "rotated": AdamW works along directions, by `syngap.protect` without a teacher. "way": the model
+# is evaluated after interpolation with the start, of which "way" is the share of the fine-tuned
+# weights. Recorded tables hold these names.
 GRIDS: dict[int, dict[str, list[dict[str, Any]]]] = {
     12: {
         "adamw": grid(lr=rates(3e-5, 3e-3, 12)),

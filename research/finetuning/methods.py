@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from syngap import SynGAP
+from syngap import SynGAP, protect
+from syngap.optim.basis import Basis
+from syngap.protection import Protection
 
-__all__ = ["LowRank", "QuadraticPenalty", "adamw", "add_adapters", "gated_adamw", "interpolated"]
+__all__ = [
+    "LowRank",
+    "QuadraticPenalty",
+    "adamw",
+    "add_adapters",
+    "gated_adamw",
+    "interpolated",
+    "protection_along_directions",
+]
 
 
 def adamw(params: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
@@ -33,10 +43,30 @@ def gated_adamw(
     return gate
 
 
-class QuadraticPenalty:
-    """Adds the gradient of λ/2 Σ F (θ - θ₀)²; θ₀ are the parameters at construction."""
+def protection_along_directions(
+    model: nn.Module, text: Tensor, consolidation: float | None, seed: int
+) -> Protection:
+    """Return what lets AdamW work along directions, with a gate or, without a τ, with none."""
+    open_gate = {"consolidation": 1e-12, "ambient": 0.0}  # a mask of 1
+    gate = open_gate if consolidation is None else {"consolidation": consolidation}
+    return protect(model, text, teacher=False, rank="full", rotate=True, seed=seed, **gate)
 
-    def __init__(self, model: nn.Module, penalty: float, importance: dict[str, Tensor]) -> None:
+
+class QuadraticPenalty:
+    """Adds the gradient of λ/2 Σ F (θ - θ₀)²; θ₀ are the parameters at construction.
+
+    With bases, F and θ - θ₀ are in their coordinates.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        penalty: float,
+        importance: dict[str, Tensor],
+        bases: dict[str, Basis | None] | None = None,
+    ) -> None:
+        names = [name for name, _ in model.named_parameters()]
+        self.bases = None if bases is None else [bases[name] for name in names]
         self.params = list(model.parameters())
         self.start = [param.detach().clone() for param in self.params]
         self.strength = [penalty * importance[name] for name, _ in model.named_parameters()]
@@ -44,7 +74,16 @@ class QuadraticPenalty:
     @torch.no_grad()
     def add_gradient(self) -> None:
         offsets = torch._foreach_sub(self.params, self.start)
-        torch._foreach_addcmul_([param.grad for param in self.params], self.strength, offsets)
+        if self.bases is None:
+            torch._foreach_addcmul_([param.grad for param in self.params], self.strength, offsets)
+            return
+        for param, strength, offset, basis in zip(
+            self.params, self.strength, offsets, self.bases, strict=True
+        ):
+            if basis is None:
+                param.grad.addcmul_(strength, offset)
+            else:
+                param.grad.add_(basis.back(strength * basis.into(offset), offset))
 
 
 class LowRank(nn.Module):

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_attention
-from torch.nn.utils import parametrize
 
-from syngap.optim.rotation import Rotation
-
-__all__ = ["GPT", "SIZES", "START", "Size", "load_rotated", "loss_of", "sample_text"]
+__all__ = ["GPT", "SIZES", "START", "Size", "loss_of", "sample_text"]
 
 START = 256  # the token that begins every text
 
@@ -77,16 +74,6 @@ class GPT(nn.Module):
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
             return self.head(self.norm(self.blocks(x)))
-
-
-def load_rotated(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a plain model the weights and the rotations of one that was rotated."""
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Linear):
-            sides = (f"{name}.parametrizations.weight.0.{side}" for side in ("outer", "inner"))
-            rotation = Rotation(*(state.get(side) for side in sides))
-            parametrize.register_parametrization(layer, "weight", rotation)
-    model.load_state_dict(state)
 
 
 def loss_of(model: nn.Module, text: Tensor) -> Tensor:

@@ -15,7 +15,14 @@ import torch
 from torch import nn
 
 from finetuning.cache import Cache
-from finetuning.methods import QuadraticPenalty, adamw, add_adapters, gated_adamw, interpolated
+from finetuning.methods import (
+    QuadraticPenalty,
+    adamw,
+    add_adapters,
+    gated_adamw,
+    interpolated,
+    protection_along_directions,
+)
 from finetuning.model import loss_of
 from finetuning.records import LOSSES
 
@@ -40,16 +47,25 @@ class Run:
 def fine_tune(run: Run, cache: Cache) -> list[dict[str, Any]]:
     """Fine-tune by one method and its values; return a row for every evaluation."""
     args, values, which = cache.args, json.loads(run.values), (run.size, run.old, run.seed)
-    rotated = values.get("rotated", False)
-    model = cache.model(*which, rotated)
+    model = cache.model(*which)
     shared = run.key(args) | {"parameters": sum(param.numel() for param in model.parameters())}
     if run.method == "start":
         return [shared | {"step": 0, "seconds": 0.0} | evaluate(model, run, cache)]
-    importance = cache.importance(values["source"], *which, rotated) if "source" in values else {}
-    penalty = (
-        QuadraticPenalty(model, values["penalty"], importance) if "penalty" in values else None
-    )
-    if "consolidation" in values:
+    protection, bases = None, None
+    if values.get("rotated", False):
+        text = cache.own_text(*which)
+        protection = protection_along_directions(model, text, values.get("consolidation"), run.seed)
+        known = {name: protection.known[param] for name, param in model.named_parameters()}
+        importance = {name: one.importance for name, one in known.items()}
+        bases = {name: one.basis for name, one in known.items()}
+    else:
+        importance = cache.importance(values["source"], *which) if "source" in values else {}
+    penalty = None
+    if "penalty" in values:
+        penalty = QuadraticPenalty(model, values["penalty"], importance, bases)
+    if protection is not None:
+        optimizer = protection.optimizer(adamw(model.parameters(), values["lr"]))
+    elif "consolidation" in values:
         optimizer = gated_adamw(model, values["lr"], values["consolidation"], importance)
     elif "rank" in values:
         torch.manual_seed(run.seed)

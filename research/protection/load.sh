@@ -1,9 +1,10 @@
 #!/bin/bash
-# Collects the parts that have arrived into a folder (by default /tmp/ft), and unpacks what is whole:
+# Collects the parts that have arrived into a folder (by default ft among temporary files), and
+# unpacks what is whole:
 # with the first part the texts, with both the model.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-target=${1:-/tmp/ft}
+target=${1:-${TMPDIR:-/tmp}/ft}
 packed=$target/packed
 mkdir -p "$packed" "$target/texts" "$target/smollm2" "$target/site"
 for part in part1 part2; do

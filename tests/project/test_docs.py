@@ -98,6 +98,8 @@ def prelude() -> dict[str, Any]:
         "model": Network(),
         "stream": [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(3)],
         "inputs": torch.randn(16, 4),
+        "known": torch.randn(16, 4),
+        "new_data": [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(3)],
     }
 
 

