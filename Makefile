@@ -64,11 +64,13 @@ package: ## build dist/, and try the wheel in an environment that has nothing el
 
 INTEGRATIONS := $(VENV)-integrations
 
-test-integrations: $(INTEGRATIONS)/.installed ## test Lightning, Transformers, Ray, loggers, and all examples
+test-integrations: $(INTEGRATIONS)/.installed ## test Lightning, Transformers, Sentence Transformers, Ray, loggers, and all examples
 	@"$(INTEGRATIONS)/bin/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup \
-		tests/integrations/test_lightning.py tests/integrations/test_transformers.py tests/bench/runner/test_ray.py tests/bench/runner/test_loggers.py \
+		tests/integrations/test_lightning.py tests/integrations/test_transformers.py \
+		tests/integrations/test_protect.py tests/bench/runner/test_ray.py tests/bench/runner/test_loggers.py \
 		tests/project/test_examples.py tests/project/test_docs.py \
-		src/syngap/integrations/lightning.py src/syngap/integrations/transformers.py
+		src/syngap/integrations/lightning.py src/syngap/integrations/transformers.py \
+		src/syngap/integrations/sentence_transformers.py
 
 $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt integrations-requirements.txt
 	@echo "Installing frameworks and loggers into $(INTEGRATIONS) (with torch: minutes)"

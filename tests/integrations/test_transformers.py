@@ -15,7 +15,7 @@ from torch.distributions import Bernoulli
 from torch.nn.functional import cross_entropy, pad
 from torch.optim import AdamW
 
-from syngap import SynGAP, rotate, unrotate
+from syngap import SynGAP
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -365,38 +365,6 @@ def test_a_resumed_run_has_the_losses_and_the_state_of_one_that_was_not_stopped(
     assert len(losses(whole)) == 10
     assert_identical(values_of(resumed.model), values_of(whole.model))
     assert_identical(resumed.gate.state_dict(), whole.gate.state_dict())
-
-
-def test_a_rotated_model_resumes_and_is_saved_as_a_plain_one(tmp_path: Path) -> None:
-    own = {"gate": GATE, "observe": False}
-    settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 10}
-
-    def turned(rows: int) -> Any:
-        model = decoder()
-        tokens = collated(text(rows))["input_ids"]
-        names = rotate(model, tokens, generator=torch.Generator().manual_seed(rows))
-        assert len(names) == 8  # four of the attention, three of the MLP, the head
-        return model
-
-    whole = trainer(tmp_path / "whole", model=turned(32), own=own, **settings)
-    whole.consolidate(text())
-    whole.train()
-    resumed = trainer(tmp_path / "whole", model=turned(8), own=own, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
-    assert losses(resumed) == losses(whole)
-    assert_identical(values_of(resumed.model), values_of(whole.model))
-
-    plain = trainer(tmp_path / "whole", own=own, **settings)
-    with pytest.raises(ValueError, match="one is rotated"):
-        plain.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
-
-    tokens = collated(text(4))["input_ids"]
-    with torch.no_grad():
-        said = whole.model.eval()(tokens).logits
-        unrotate(whole.model)
-        whole.save_model(str(tmp_path / "saved"))
-        loaded = LlamaForCausalLM.from_pretrained(str(tmp_path / "saved")).eval()
-        torch.testing.assert_close(loaded(tokens).logits, said, rtol=1e-4, atol=1e-5)
 
 
 def test_a_generator_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:

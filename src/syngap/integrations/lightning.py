@@ -1,4 +1,8 @@
-"""SynGAP in Lightning 2: a callback, and `self.optimizers().observe(logits)` in `training_step`.
+"""`syngap.protect` and SynGAP in Lightning 2: a callback.
+
+`SynGAPCallback(protect=protection)` adds the teacher's loss to what `training_step` returns, where
+`configure_optimizers` returns `protection.optimizer(...)`. Without `protect`, `training_step` calls
+`self.optimizers().observe(logits)`.
 
 With automatic optimization a batch is `training_step`, `zero_grad` and `backward`, in this order,
 all of it in the closure that `optimizer.step` calls. `zero_grad` would discard what `training_step`
@@ -22,6 +26,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from syngap.optim import GatedOptimizer
+from syngap.protection import Protection
 
 __all__ = ["SynGAPCallback"]
 
@@ -41,8 +46,20 @@ class SynGAPCallback(Callback):
             `training_step` is observed, without a line there.
         summaries: write `optimizer.summary()` to the trainer's loggers, as often as its
             `log_every_n_steps` says.
+        protect: what `syngap.protect` returned for the module, or for a part of it, on the device
+            that it is trained on. Make it again from the same weights before a run is resumed.
 
     Examples:
+        >>> protection = syngap.protect(module.net, known)  # doctest: +SKIP
+        >>> module.protection = protection  # doctest: +SKIP
+        >>> class Protected(LightningModule):
+        ...     def configure_optimizers(self):
+        ...         return self.protection.optimizer(torch.optim.AdamW(self.parameters(), lr=1e-3))
+        >>> trainer = Trainer(callbacks=[SynGAPCallback(protect=protection)])  # doctest: +SKIP
+        >>> trainer.fit(module, batches)  # doctest: +SKIP
+
+        Or with importance that is observed all the time:
+
         >>> from syngap import SynGAP
         >>> class Classifier(LightningModule):
         ...     def __init__(self):
@@ -61,7 +78,21 @@ class SynGAPCallback(Callback):
         >>> trainer.fit(Classifier(), batches)  # doctest: +SKIP
     """
 
-    def __init__(self, output_of: str | None = None, *, summaries: bool = True) -> None:
+    def __init__(
+        self,
+        output_of: str | None = None,
+        *,
+        summaries: bool = True,
+        protect: Protection | None = None,
+    ) -> None:
+        if protect is not None and not isinstance(protect, Protection):
+            raise TypeError(
+                "protect= takes what syngap.protect(module, known) returned, got "
+                f"{type(protect).__name__}"
+            )
+        if protect is not None and output_of is not None:
+            raise ValueError("protect= observes nothing: leave out output_of=")
+        self.protection = protect
         self.output_of = output_of
         self.summaries = summaries
         self._optimizers: list[GatedOptimizer] = []
@@ -85,11 +116,14 @@ class SynGAPCallback(Callback):
             for one in (given if isinstance(given, list) else [given])
             if isinstance(one.optimizer, GatedOptimizer)
         }
-        if not stand_ins:
+        self._check_protection(pl_module)
+        needs_gate = self.protection is None or bool(self.protection.known)
+        if not stand_ins and needs_gate:
             names = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
             raise MisconfigurationException(
                 f"SynGAPCallback found no SynGAP optimizer, configure_optimizers gave {names}: "
-                "return SynGAP(self.parameters(), lr=...) or SynGAP.wrap(...)"
+                "return SynGAP(self.parameters(), lr=...), SynGAP.wrap(...) or "
+                "protection.optimizer(...)"
             )
         self._optimizers = list(stand_ins)
         self._silent = set(stand_ins)
@@ -112,6 +146,35 @@ class SynGAPCallback(Callback):
             observe()
             self._silent.discard(optimizer)
         self._waiting.clear()
+        if self.protection is not None:
+            self._add_teacher_loss(self.protection, trainer, loss)
+
+    def _check_protection(self, module: LightningModule) -> None:
+        """Refuse a protection of another model, and a module that calls backward by itself."""
+        if self.protection is None:
+            return
+        if not module.automatic_optimization:
+            raise MisconfigurationException(
+                "with manual optimization add protection.loss() to the loss in training_step, and "
+                "leave out protect="
+            )
+        own = set(module.parameters())
+        if not own.issuperset(self.protection.model.parameters()):
+            raise MisconfigurationException(
+                f"protect= was made for another model than this {type(module).__name__}"
+            )
+
+    @staticmethod
+    def _add_teacher_loss(protection: Protection, trainer: Any, loss: Tensor) -> None:
+        """Add the teacher's loss in place: Lightning made this loss by dividing that of the step.
+
+        It was divided by the number of batches that accumulate, and scaled for half precision.
+        """
+        plugin = trainer.precision_plugin
+        with plugin.train_step_context():
+            teacher = protection.loss() / trainer.accumulate_grad_batches
+        scaler = getattr(plugin, "scaler", None)
+        loss.add_((teacher if scaler is None else scaler.scale(teacher)).to(loss.dtype))
 
     def _connect(
         self, optimizer: GatedOptimizer, stand_in: LightningOptimizer, module: LightningModule
@@ -207,13 +270,15 @@ class SynGAPCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add where the random generators are."""
+        """Add where the random generators are, and how often the teacher was asked."""
         device = trainer.strategy.root_device.type
         torchs = {"cpu": torch.get_rng_state()}
         if device != "cpu":
             torchs[device] = torch.get_device_module(device).get_rng_state()
         own = {index: one.get_state() for index, one in self._own_generators().items()}
         checkpoint[_KEY] = {"torch": torchs, "own": own}
+        if self.protection is not None:
+            checkpoint[_KEY]["drawn"] = self.protection._drawn
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -222,6 +287,8 @@ class SynGAPCallback(Callback):
         if not trainer.training or _KEY not in checkpoint:
             return
         self._drawn = checkpoint[_KEY]["own"]
+        if self.protection is not None:
+            self.protection._drawn = checkpoint[_KEY].get("drawn", 0)
         if trainer.world_size > 1:
             return  # there are the states of one process alone
         device = trainer.strategy.root_device.type

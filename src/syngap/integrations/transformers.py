@@ -1,13 +1,16 @@
-"""SynGAP in the Trainer of Hugging Face transformers: the gate before the optimizer it makes.
+"""`syngap.protect` and SynGAP in the Trainer of Hugging Face transformers.
 
-The Trainer's `compute_loss` is where forward pass and graph are both at hand, so that is where
-`SynGAPTrainer` observes. Importance is in the optimizer's state and labels are drawn from torch's
+`SynGAPTrainer(protect=...)` passes the optimizer that the Trainer makes through the protection, and
+adds the teacher's loss. `protected_loss` does the second for a plain Trainer.
+
+Without `protect` the optimizer observes each forward pass: `compute_loss` is where forward pass and
+graph are both at hand. Importance is in the optimizer's state and labels are drawn from torch's
 own generators: both are in the Trainer's checkpoints, so a resumed run takes the same steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,51 +19,84 @@ from torch.distributions import Bernoulli, Distribution, Normal
 from transformers import Trainer
 
 from syngap.optim import GatedOptimizer, SynGAP
+from syngap.protection import Protection
+from syngap.protection import protect as protect_model
 
-__all__ = ["SynGAPTrainer"]
+__all__ = ["SynGAPTrainer", "protected_loss"]
 
 _IGNORED = -100  # the label that the losses of transformers leave out
 
 
 class SynGAPTrainer(Trainer):
-    """A Trainer whose optimizer is behind the gate, and observes each forward pass.
+    """A Trainer that protects what its model knows, or whose optimizer observes each forward pass.
 
-    The optimizer is what `TrainingArguments` ask for, or what `optimizers` gives, behind
-    `SynGAP.wrap`. Accumulation, clipping, bf16, schedulers, evaluation and checkpoints are the
-    Trainer's own. Another trainer that derives from Trainer gets the same by inheritance:
+    The optimizer is what `TrainingArguments` ask for, or what `optimizers` gives, behind a gate.
+    Accumulation, clipping, bf16, schedulers, evaluation and checkpoints are the Trainer's own.
+    Another trainer that derives from Trainer gets the same by inheritance:
 
         class GatedSFTTrainer(SynGAPTrainer, SFTTrainer): ...
 
+    With `protect` the model's knowledge is taken when the trainer is made, and the logged loss of
+    training has the teacher's part in it. To resume a run, make the trainer with the model that the
+    run began with: `resume_from_checkpoint` brings the weights of the checkpoint.
+
     Args:
         *args: what Trainer takes.
-        gate: options of `SynGAP.wrap`, such as `{"consolidation": 0.999}`.
+        gate: options of `SynGAP.wrap`, such as `{"consolidation": 0.999}`; not with `protect`.
         observe: False keeps the importance that `consolidate` took as it is: a backward pass less
             each step, and nothing of it fades.
+        protect: inputs like those that the model knows, to keep its answers: tokens (N, T) such as
+            `syngap.own_samples` returns, a dict of tensors as a tokenizer returns, or a dataset as
+            `predict` takes, whose labels are left out. Or options of `syngap.protect` with these
+            inputs as "known", or what `syngap.protect` returned for this model.
         **kwargs: what Trainer takes.
 
+    Attributes:
+        protection: what `syngap.protect` returned, for `report()` and `interpolate()`; None without
+            `protect`.
+
     Examples:
+        >>> texts = syngap.own_samples(model, 256)  # doctest: +SKIP
+        >>> trainer = SynGAPTrainer(model, args, train_dataset=new, protect=texts)
+        ... # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+        >>> print(trainer.protection.report())  # doctest: +SKIP
+
+        Or with importance that is observed all the time:
+
         >>> trainer = SynGAPTrainer(model, args, train_dataset=new, gate={"consolidation": 0.999})
         ... # doctest: +SKIP
         >>> trainer.consolidate(old_texts)  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
     """
 
+    protection: Protection | None = None
+
     def __init__(
         self,
         *args: Any,
         gate: Mapping[str, Any] | None = None,
         observe: bool = True,
+        protect: Any = None,
         **kwargs: Any,
     ) -> None:
+        if protect is not None and gate:
+            raise ValueError(
+                "protect= makes a gate of its own: give its options there, as in "
+                'protect={"known": inputs, "consolidation": 0.999}, and leave out gate='
+            )
         self._gate_options = dict(gate or {})
         self._observes = observe
         self._observed_at = -1  # the step that the last observation was for
+        self._taught = 0  # how often the teacher was asked for this step
         super().__init__(*args, **kwargs)
         if self._gate_options and isinstance(self.optimizer, GatedOptimizer):
             raise ValueError(
                 "the optimizer in optimizers= is a SynGAP already: give it the options of gate= "
                 "where it is made"
             )
+        if protect is not None:
+            self.protection = self._protected(protect)
 
     @property
     def gate(self) -> GatedOptimizer:
@@ -77,6 +113,10 @@ class SynGAPTrainer(Trainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Make the optimizer as the Trainer does, and put it behind the gate."""
         optimizer = super().create_optimizer(*args, **kwargs)
+        if self.protection is not None:
+            if _gate_of(optimizer) is None:
+                self.optimizer = self.protection.optimizer(optimizer)
+            return self.optimizer
         if _gate_of(optimizer) is None:
             self.optimizer = SynGAP.wrap(optimizer, **{"model": self.model} | self._gate_options)
         if self.gate.generator is not None:
@@ -93,12 +133,16 @@ class SynGAPTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Compute the loss as the Trainer does; in training, let the optimizer observe."""
+        """Compute the loss as the Trainer does; in training, add the teacher's or observe."""
         given = dict(inputs)  # from which the Trainer takes labels that it smooths
         loss, outputs = super().compute_loss(
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         learns = model.training and torch.is_grad_enabled()
+        if self.protection is not None:
+            if learns:
+                loss = loss + self._teacher_loss(self.protection, num_items_in_batch)
+            return (loss, outputs) if return_outputs else loss
         if learns and not self._observes and not self.gate.has_importance:
             raise RuntimeError(
                 "with observe=False nothing is known to protect: call trainer.consolidate(dataset) "
@@ -159,6 +203,8 @@ class SynGAPTrainer(Trainer):
         Args:
             dataset: what `predict` takes, such as a list of `{"input_ids": tokens}`.
         """
+        if self.protection is not None:
+            raise ValueError("protect= has taken importance already: leave out consolidate()")
         if self.model_init is not None:
             raise ValueError(
                 "model_init= makes a new model and optimizer in train(), which would lose what "
@@ -175,21 +221,137 @@ class SynGAPTrainer(Trainer):
 
         self.gate.consolidate(self.model, self.get_test_dataloader(dataset), predict=predict)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse weights along directions for a model that has none, and the reverse."""
-        names = [*load_result.missing_keys, *load_result.unexpected_keys]
-        rotated = [name for name in names if ".parametrizations.weight." in name]
-        if rotated:
+    # Protection.
+
+    def _protected(self, given: Any) -> Protection:
+        """Return the protection that `protect=` describes."""
+        if self.model_init is not None:
             raise ValueError(
-                "of checkpoint and model one is rotated "
-                f"({rotated[0]} and {len(rotated) - 1} more): rotate(model, ...) or "
-                "unrotate(model) before the trainer gets it"
+                "model_init= makes a new model in train(), and protect= is for the model of now: "
+                "give the Trainer a model"
             )
-        super()._issue_warnings_after_load(load_result)
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError("protect= needs whole weights, and FSDP and DeepSpeed divide them")
+        if isinstance(given, Protection):
+            if given.model is not self.model:
+                raise ValueError(
+                    "protect= was made for another model: call syngap.protect(model, known) with "
+                    "the model that the Trainer gets"
+                )
+            return given
+        if isinstance(self.optimizer, GatedOptimizer):
+            raise ValueError(
+                "the optimizer in optimizers= has a gate already: give protect= what "
+                "syngap.protect returned, or an optimizer without a gate"
+            )
+        is_options = isinstance(given, Mapping) and "known" in given
+        options: dict[str, Any] = dict(given) if is_options else {"known": given}
+        known = self.known_batches(options.pop("known"))
+        return protect_model(self.model, known, **{"predict": self.known_prediction} | options)
+
+    def known_batches(self, known: Any) -> Any:
+        """Return known inputs as `syngap.protect` takes them: a dataset is collated.
+
+        Every process gets all of them, so that all have the same importance.
+        """
+        if isinstance(known, (Tensor, Mapping)):
+            return known
+        if hasattr(known, "__len__") and hasattr(known, "__getitem__"):
+            rows = [known[index] for index in range(len(known))]
+        else:
+            rows = list(known)
+        size = self.args.per_device_eval_batch_size
+        collate = self._get_collator_with_removed_columns(self.data_collator, "known inputs")
+        labels = {"labels", *(self.label_names or ())}
+        batches = []
+        # A collator that masks at random does the same after a resume.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.args.seed)
+            for first in range(0, len(rows), size):
+                batch = collate(rows[first : first + size])
+                batches.append({name: batch[name] for name in batch if name not in labels})
+        return batches
+
+    def known_prediction(self, batch: Any) -> Tensor | Distribution:
+        """Return what the model predicts for a batch of known inputs."""
+        inputs = batch if isinstance(batch, Mapping) else {}
+        outputs = self.model(**batch) if inputs else self.model(batch)
+        return self.predictions(inputs, outputs)[0]
+
+    def _teacher_loss(self, protection: Protection, num_items_in_batch: Any) -> Tensor:
+        """Return the teacher's loss, as a part of the mean over accumulated batches.
+
+        The Trainer divides a loss by their number, but for one that the model divided by the number
+        of all their tokens: the teacher's loss is not a part of that.
+        """
+        is_divided = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_divided is None:
+            by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            is_divided = by_model or self.compute_loss_func is not None
+        if not protection.known:  # without a gate no optimizer has the number of calls in its state
+            step = self.state.global_step
+            if self._observed_at != step:
+                self._observed_at, self._taught = step, 0
+            protection._drawn = step * self.args.gradient_accumulation_steps + self._taught
+            self._taught += 1
+        loss = protection.loss()
+        return loss / self.current_gradient_accumulation_steps if is_divided else loss
 
     def _is_decoder(self) -> bool:
         generates = getattr(self.model, "can_generate", None)
         return bool(generates and generates() and not self.model.config.is_encoder_decoder)
+
+
+def protected_loss(
+    protection: Protection, loss: Callable[..., Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """Return a `compute_loss_func` for a plain Trainer that adds the teacher's loss in training.
+
+    With accumulated batches each has the weight that its labels have in the Trainer's mean.
+
+    Args:
+        protection: what `syngap.protect` returned; its `optimizer` goes to `optimizers=`.
+        loss: called with outputs, labels and `num_items_in_batch=`, as `compute_loss_func` is; None
+            is the loss of a causal language model.
+
+    Examples:
+        >>> protection = syngap.protect(model, known)  # doctest: +SKIP
+        >>> optimizer = protection.optimizer(AdamW(model.parameters(), 1e-4))  # doctest: +SKIP
+        >>> trainer = Trainer(
+        ...     model,
+        ...     args,
+        ...     train_dataset=new,
+        ...     optimizers=(optimizer, None),
+        ...     compute_loss_func=protected_loss(protection),
+        ... )  # doctest: +SKIP
+    """
+    model: Any = protection.model
+    predicts_next = getattr(model, "loss_type", None) == "ForCausalLM"
+    if loss is None and not predicts_next:
+        raise ValueError(
+            f"the loss of {type(model).__name__} is not that of a causal language model: pass "
+            "loss=, a function of outputs, labels and num_items_in_batch="
+        )
+
+    def compute(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+        own: Tensor
+        if loss is not None:
+            own = loss(outputs, labels, num_items_in_batch=num_items_in_batch)
+        else:
+            size = model.config.get_text_config().vocab_size
+            own = model.loss_function(
+                outputs.logits, labels, vocab_size=size, num_items_in_batch=num_items_in_batch
+            )
+        if not (model.training and torch.is_grad_enabled()):
+            return own
+        teacher = protection.loss()
+        if num_items_in_batch is None:
+            return own + teacher
+        counted = labels[..., 1:] if predicts_next else labels
+        share: Tensor = (counted != _IGNORED).sum() / num_items_in_batch
+        return own + teacher * share
+
+    return compute
 
 
 def _gate_of(optimizer: Any) -> GatedOptimizer | None:
