@@ -32,7 +32,7 @@ from syngap import SynGAP
 from syngap.bench.store import layout
 from syngap.optim import DEFAULTS, GatedOptimizer
 from syngap.optim.basis import Basis
-from syngap.optim.moments import Known
+from syngap.optim.knowledge import Known
 from syngap.optim.wrapped import WrappedSynGAP
 
 PACKAGE = Path(syngap.__file__).parent

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import syngap
-from syngap.optim import loading
+from syngap.optim import loaded_directions
 from syngap.optim.basis import Basis
 from syngap.optim.fisher import Estimator
 from syngap.optim.schedule import Schedule
@@ -401,9 +401,9 @@ def test_rounding_of_directions_is_not_refused() -> None:
     """The largest in use, in each type they may be in."""
     generator = torch.Generator().manual_seed(0)
     square = torch.linalg.qr(torch.randn(700, 700, generator=generator, dtype=torch.float64)).Q
-    for dtype, tolerance in loading._TOLERANCE.items():
+    for dtype, tolerance in loaded_directions._TOLERANCE.items():
         for count in (700, 60):
-            error = loading._distance_from_orthonormal(square[:, :count].to(dtype))
+            error = loaded_directions._distance_from_orthonormal(square[:, :count].to(dtype))
             assert error < 0.7 * tolerance
 
 

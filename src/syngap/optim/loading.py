@@ -1,7 +1,7 @@
 """Checks of a loaded state: all of it is checked before any of it is used.
 
-One NaN of a damaged file would reach every weight at the next step. Values are looked at here, once,
-because loading may wait for the device, and a step may not.
+One NaN of a damaged file would reach every weight at the next step. Values are looked at here, as
+loading may wait for the device, and a step may not.
 
 What can be known of a state: importance is an average of squared scores, which are multiplied with
 SCALE and have a finite sum. So its sum is at most the largest number of its type divided by SCALE²;
@@ -26,7 +26,6 @@ from syngap.optim.state_transfer import DIRECTIONS, VERSION, basis_in
 from syngap.optim.tensors import accumulator, local
 
 __all__ = [
-    "Form",
     "check_groups",
     "check_kind",
     "check_states",
@@ -390,7 +389,7 @@ def _check_range(where: str, value: Tensor, largest: float, signed: bool) -> Non
 def _check_bounds(where: str, low: Any, high: Any, largest: float, signed: bool) -> None:
     least = -largest if signed else 0.0
     if not (least <= low and high <= largest):  # written so that NaN fails
-        got = _short(low) if low == high or low != low else f"{_short(low)} to {_short(high)}"
+        got = _short(low) + ("" if low == high or low != low else f" to {_short(high)}")
         raise ValueError(
             f"{where}: its numbers must lie between {least:.2g} and {largest:.2g}, got {got}; the "
             "file is damaged or was changed, or its run had diverged: load an earlier one"
