@@ -30,7 +30,7 @@ from torch.optim import SGD, AdamW
 import syngap
 from syngap import SynGAP
 from syngap.bench.store import layout
-from syngap.optim import DEFAULTS, GatedOptimizer
+from syngap.optim import DEFAULTS, GatedOptimizer, gate_changes
 from syngap.optim.basis import Basis
 from syngap.optim.knowledge import Known
 from syngap.optim.wrapped import WrappedSynGAP
@@ -192,7 +192,8 @@ def test_importance_and_mask_are_in_the_coordinates_of_the_basis(name: str) -> N
     for has_basis in (False, True):
         model = network()
         optimizer = BASES[name](model)
-        optimizer.gate.adopt(
+        gate_changes.adopt(
+            optimizer.gate,
             {
                 param: Known(
                     torch.zeros_like(param),
@@ -200,7 +201,7 @@ def test_importance_and_mask_are_in_the_coordinates_of_the_basis(name: str) -> N
                     reversed_rows(param) if has_basis else None,
                 )
                 for param in model.parameters()
-            }
+            },
         )
         train(model, optimizer, range(5))
         ended.append((values_of(model), optimizer.importance()))

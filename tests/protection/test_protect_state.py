@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import syngap
-from syngap.optim import loaded_directions
+from syngap.optim import gate_changes, loaded_directions
 from syngap.optim.basis import Basis
-from syngap.optim.fisher import Estimator
-from syngap.optim.schedule import Schedule
+from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.state_transfer import basis_in, grown
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection
@@ -656,7 +655,7 @@ def test_a_compact_state_along_directions_goes_on_bitwise(form: dict[str, Any]) 
         estimator = Estimator("sampled", None, model, "auto")
         base = MAKE_BASE["adamw"](model.parameters())
         optimizer = WrappedSynGAP(base, estimator, Schedule(1, 0), True, "raise", options)
-        optimizer.gate.adopt(protection.known)
+        gate_changes.adopt(optimizer.gate, protection.known)
         return model, protection, optimizer
 
     def observe(run: Run, steps: range) -> None:

@@ -278,7 +278,7 @@ class SynGAPCallback(Callback):
         own = {index: one.get_state() for index, one in self._own_generators().items()}
         checkpoint[_KEY] = {"torch": torchs, "own": own}
         if self.protection is not None:
-            checkpoint[_KEY]["drawn"] = self.protection._drawn
+            checkpoint[_KEY]["drawn"] = self.protection.calls
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -288,7 +288,7 @@ class SynGAPCallback(Callback):
             return
         self._drawn = checkpoint[_KEY]["own"]
         if self.protection is not None:
-            self.protection._drawn = checkpoint[_KEY].get("drawn", 0)
+            self.protection.calls = checkpoint[_KEY].get("drawn", 0)
         if trainer.world_size > 1:
             return  # there are the states of one process alone
         device = trainer.strategy.root_device.type

@@ -292,7 +292,7 @@ class SynGAPTrainer(Trainer):
             step = self.state.global_step
             if self._observed_at != step:
                 self._observed_at, self._taught = step, 0
-            protection._drawn = step * self.args.gradient_accumulation_steps + self._taught
+            protection.calls = step * self.args.gradient_accumulation_steps + self._taught
             self._taught += 1
         loss = protection.loss()
         return loss / self.current_gradient_accumulation_steps if is_divided else loss

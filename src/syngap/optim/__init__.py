@@ -12,11 +12,11 @@ Where to find what:
 - `basis`: the coordinates of a weight, its entries or directions; `knowledge`: directions and
   importance from inputs without labels; `moments`: the directions; `uses`: where a forward pass
   multiplies with a weight
-- `layout`: the work of a step; `update`: its arithmetic; `fused`: as one kernel on a GPU;
+- `update`: the arithmetic of a step; `fused`: as one kernel on a GPU;
   `compact`: importance in two bytes
 - `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`,
   `loaded_directions`: what a state may hold that is loaded; `errors`, `notices`: errors and
-  warnings; `schedule`: when importance is refreshed
+  warnings; `gate_changes`: importance taken over, restored, or grown between steps
 - `consolidation`, `state_transfer`, `summary`: inputs without labels, states restored and of grown
   parameters, numbers to log
 - `tensors`: precision, and tensors that are sharded; `ballistic`: a baseline

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from numbers import Real
-from operator import is_
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
@@ -18,9 +17,9 @@ __all__ = [
     "GATE_OPTIONS",
     "LARGEST_OPTION",
     "OWN_OPTIONS",
-    "CheckedOptions",
     "NonFinite",
     "check_base_options",
+    "check_changed_options",
     "check_compact",
     "check_counts",
     "check_named",
@@ -65,8 +64,8 @@ def check_own_options(options: dict[str, Any]) -> None:
 
 def check_changed_options(
     number: int, group: dict[str, Any], names: Sequence[str], passed: Sequence[Any]
-) -> None:
-    """Refuse options of a group that are out of range, by its number and their names.
+) -> bool:
+    """Refuse options of a group that are out of range; return whether more than its rate changed.
 
     A tensor can change in place: on a CPU it is read again. On other devices it is not, because a
     step never waits for the device.
@@ -88,37 +87,8 @@ def check_changed_options(
             _check_kernels(group)
     except ValueError as error:
         raise ValueError(f"param_groups[{number}]: {error}") from None
-
-
-class CheckedOptions:
-    """Options of parameter groups that were checked.
-
-    A value that is the same object as at the last check has passed it, so that a step costs a few
-    comparisons of addresses.
-
-    Args:
-        names: the options to check.
-    """
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._passed: dict[int, tuple[Any, ...]] = {}  # by number of the group
-
-    def check(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """Check what somebody changed, and return whether it was more than rates."""
-        is_changed = False
-        for number, group in enumerate(groups):
-            now = tuple(map(group.get, self._names))
-            passed = self._passed.get(number, ())
-            are_same = len(now) == len(passed) and all(map(is_, now, passed))
-            counts = group["steps"], group["skipped"]
-            are_counts = all(type(count) is int and count >= 0 for count in counts)
-            if not (are_same and are_counts) or Tensor in map(type, now):
-                check_changed_options(number, group, self._names, passed)
-                self._passed[number] = now
-                others = [place for place, name in enumerate(self._names) if name != "lr"]
-                is_changed |= not passed or any(now[n] is not passed[n] for n in others)
-        return is_changed
+    others = [place for place, name in enumerate(names) if name != "lr"]
+    return not passed or any(group.get(names[n]) is not passed[n] for n in others)
 
 
 def check_number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:

@@ -1,16 +1,15 @@
-"""Estimates of the Fisher diagonal: from what labels, by which pass, and of whose processes.
+"""Estimates of the Fisher diagonal: from what labels, by which pass, of whose processes, and when.
 
-The Fisher information of a prediction p(y|x) is E[(∇ log p(y|x))²] with y drawn from the prediction
-itself. `scores` has why the square of summed scores is unbiased for it, `exact` sums squares.
+`scores` has why the square of summed scores is unbiased for it, `exact` sums squares.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,6 @@ from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
 from syngap.optim.basis import Basis
-from syngap.optim.consolidation import predictions
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.notices import Notices
@@ -34,7 +32,7 @@ from syngap.optim.scores import (
 )
 from syngap.optim.tensors import is_sharded, sum_over_shards, wide
 
-__all__ = ["Estimator", "EstimatorName", "Observation", "merged"]
+__all__ = ["Estimator", "EstimatorName", "Observation", "Schedule", "merged"]
 
 EstimatorName: TypeAlias = Literal["sampled", "exact", "empirical"]
 
@@ -43,8 +41,7 @@ EstimatorName: TypeAlias = Literal["sampled", "exact", "empirical"]
 class Observation:
     """An estimate of the Fisher diagonal: weight · values², or weight · values if squared already.
 
-    A single estimate keeps its scores as the backward pass left them, so that a step can square and
-    fold them in one pass over memory. Several are averaged as squares.
+    A single estimate keeps its scores, which a step squares and folds in one pass over memory.
 
     Attributes:
         values: by parameter; one that took no part is absent.
@@ -135,7 +132,6 @@ class Estimator:
     """Estimates the Fisher diagonal of parameters; see `SynGAP` for its arguments.
 
     Attributes:
-        model: what names the parameters and is hooked.
         recorder: the hooks of "exact", None otherwise.
     """
 
@@ -204,8 +200,7 @@ class Estimator:
     ) -> Observation | None:
         """Return the estimate of one forward pass, None where it overflowed.
 
-        `basis_of` returns the coordinates of a parameter, None where they are its entries.
-        A prediction that is not finite itself is refused, or with `leave_out` also None.
+        With `leave_out` also None where the prediction itself is not finite, which is refused else.
         """
         if not params:
             raise RuntimeError("every parameter of this optimizer is frozen: nothing to observe")
@@ -239,7 +234,7 @@ class Estimator:
                     return None
                 raise
         if group is not None:
-            # A process may bring a batch of nothing but padding, if another brings more.
+            # A process may bring nothing but padding, if another brings more.
             read = read.pooled(distributed.total(read.count, params[0].device, group))
         if check and not read.count:
             raise ValueError("mask leaves out every position, so there is nothing to observe")
@@ -265,20 +260,6 @@ class Estimator:
             "model's gradients overflow: lower the learning rate, or use bfloat16 for float16",
         )
         return None
-
-    def mean_over(
-        self,
-        model: nn.Module,
-        inputs: Tensor | Iterable[Any],
-        trainable: Callable[[], list[Tensor]],
-        basis_of: Callable[[Tensor], Basis | None],
-        **options: Any,
-    ) -> Observation | None:
-        """Return the mean estimate over unlabelled inputs, None where none was finite."""
-        seen: Observation | None = None
-        for prediction in predictions(model, inputs, generator=self.generator, **options):
-            seen = merged(seen, self.estimate(prediction, trainable(), basis_of, labelled=False))
-        return seen
 
     def _look_for_classes(
         self, logits: Tensor, targets: Tensor | None, mask: Tensor | None
@@ -376,3 +357,44 @@ def _explained() -> Iterator[None]:
                 "observe came after the graph was freed; call it before loss.backward()"
             ) from error
         raise
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which steps, counted from 0, refresh importance: each of the first, then every k-th.
+
+    Where importance comes from few observations its noise leaves the gate too open, just while
+    steps are largest. Later it changes by a thousandth a step, and few passes refresh it.
+
+    Args:
+        every: k.
+        warmup: so many steps come before, all of which refresh.
+
+    Examples:
+        >>> schedule = Schedule(every=4, warmup=2)
+        >>> {step: schedule.elapsed(step) for step in range(12) if schedule.is_due(step)}
+        {0: 1, 1: 1, 2: 1, 6: 4, 10: 4}
+        >>> [schedule.refreshes(step) for step in (0, 1, 2, 5, 6, 10)]
+        [1, 2, 3, 3, 4, 5]
+    """
+
+    every: int
+    warmup: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step refreshes importance."""
+        return step < self.warmup or (step - self.warmup) % self.every == 0
+
+    def refreshes(self, step: int) -> int:
+        """Return how many steps up to this one were due, it included."""
+        return min(step, self.warmup) + 1 + max(0, step - self.warmup) // self.every
+
+    def elapsed(self, step: int) -> int:
+        """Return how many steps the average moves on by at a step that is due: 1 or k."""
+        return self.every if step > self.warmup else 1

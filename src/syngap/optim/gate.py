@@ -8,34 +8,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 
-from syngap.optim.basis import Basis
-from syngap.optim.checks import CheckedOptions, NonFinite, check_compact, check_named
-from syngap.optim.compact import first_turn
+from syngap.optim.basis import Basis, share_stacks, stack_alike
+from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
+from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
-from syngap.optim.fisher import Estimator, Observation, merged
-from syngap.optim.knowledge import Known, adopt_knowledge
-from syngap.optim.layout import lay_out, require_dense_gradients
+from syngap.optim.fisher import Estimator, Observation, Schedule, merged
 from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
-from syngap.optim.schedule import Schedule
 from syngap.optim.scores import require_graph
 from syngap.optim.state_transfer import (
-    Directions,
     basis_in,
-    grown,
     names_of,
-    place_to_grow,
-    restore_state,
 )
 from syngap.optim.tensors import accumulator, alike, kept_in, local_gradient
-from syngap.optim.update import Work, fold, nonfinite_gradients
+from syngap.optim.update import Work, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
 
@@ -92,7 +86,7 @@ class Gate:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
         self._works: list[Work] = []  # of a step along directions, while importance stays
-        self._options_seen = CheckedOptions(self.option_names)
+        self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
@@ -101,7 +95,7 @@ class Gate:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "_means", "_works", "_options_seen", "_grads_then"}
+        own = {"groups", "states", "_means", "_works", "_checked_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -138,9 +132,21 @@ class Gate:
         return names_of(self.groups) | (self.estimator.names() or {})
 
     def check_options(self) -> None:
-        """Check options of groups that somebody changed, where they are used."""
-        if self._options_seen.check(self.groups):
-            self._works = []
+        """Check options of groups that somebody changed, where they are used.
+
+        A value that is the same object as at the last check has passed it, so that a step costs a
+        few comparisons of addresses.
+        """
+        for number, group in enumerate(self.groups):
+            now = tuple(map(group.get, self.option_names))
+            passed = self._checked_options.get(number, ())
+            are_same = len(now) == len(passed) and all(map(is_, now, passed))
+            counts = group["steps"], group["skipped"]
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            if not (are_same and are_counts) or Tensor in map(type, now):
+                if check_changed_options(number, group, self.option_names, passed):
+                    self._works = []
+                self._checked_options[number] = now
 
     # What is known.
 
@@ -154,7 +160,8 @@ class Gate:
 
     def basis_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates of a parameter, None where they are its entries."""
-        return basis_in(self.states[0].get(param, {}))
+        state = self.states[0].get(param, {})
+        return basis_in(state) if "left" in state or "right" in state else None
 
     def rotation_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates that an optimizer behind the gate has its own state in."""
@@ -172,7 +179,7 @@ class Gate:
     def network_mean(self) -> Tensor:
         """Return μ: the mean of F over all parameters that are not frozen."""
         self.check_options()
-        return self._current_means().network()
+        return self.current_means().network()
 
     def mask(
         self, group: dict[str, Any], param: Tensor, importance: Tensor, network: Tensor
@@ -238,31 +245,6 @@ class Gate:
         grads = [param.grad for param in self.params()]
         return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
-    def consolidate(self, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any) -> None:
-        """Set importance to its mean over unlabelled inputs."""
-        self.check_options()
-        self.estimator.record(True)
-        try:
-            seen = self.estimator.mean_over(model, inputs, self.trainable, self.basis_of, **options)
-        finally:
-            self.estimator.record(self.is_due())
-        if seen is None:
-            raise ValueError("no batch gave consolidate a finite importance")
-        with torch.no_grad():
-            means = self._current_means()
-            means.follow(self.groups, seen.means, lambda group: 0.0)
-            for work in self._lay_out(seen, means.network(), keep=0.0):
-                fold(work)
-        self.has_importance = True
-
-    def adopt(self, known: Mapping[Tensor, Known]) -> None:
-        """Take over importance and directions; what is not known of a parameter is zero."""
-        for param in self.params():
-            if param in known:
-                adopt_knowledge(param, self._state_of(param), known[param], self.compact)
-        self.reset_caches()
-        self.has_importance = True
-
     # The step.
 
     def begin_step(self) -> list[Work] | None:
@@ -271,18 +253,24 @@ class Gate:
         None is a step that is left out.
         """
         self.check_options()
-        require_dense_gradients(self.params())
+        for param in self.params():
+            grad = param.grad
+            if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
+                raise RuntimeError(
+                    f"SynGAP takes dense real gradients, got {grad.layout} {grad.dtype} for a "
+                    f"parameter of shape {tuple(param.shape)}"
+                )
         if self._is_left_out():
             return None
         seen, self.observation = self.observation, None
-        means = self._current_means()
+        means = self.current_means()
         if seen is not None:
             self.has_importance = True
             means.follow(self.groups, seen.means, self._keep)
         elif not self.has_importance and self._moves():
             self.notices.warn("never observed", NEVER_OBSERVED)
         network = means.network()
-        works = self._lay_out(seen, network)
+        works = self.lay_out(seen, network)
         if seen is not None:
             self._warn_if_damped(network)
         self.count()
@@ -311,15 +299,17 @@ class Gate:
     def _keep(self, group: dict[str, Any]) -> float:
         return float(group["retention"] ** self.schedule.elapsed(self.steps))
 
-    def _current_means(self) -> Means:
+    def current_means(self) -> Means:
+        """Return the means of importance, kept for the parameters that are trainable now."""
         params = self.trainable()
-        states = [self._state_of(param) for param in params]
+        states = [self.state_of(param) for param in params]
         if self._means is None or not self._means.fits(states):
             self._means = Means(params, states)
             self._works = []
         return self._means
 
-    def _state_of(self, param: Tensor) -> dict[str, Any]:
+    def state_of(self, param: Tensor) -> dict[str, Any]:
+        """Return what is kept of a parameter, zero where nothing was."""
         state = self.states[0].setdefault(param, {})
         if "importance" not in state:
             state["importance"] = self.importance_of(param)
@@ -328,29 +318,45 @@ class Gate:
                 state["turn"] = first_turn(param.device)
         return state
 
-    def _lay_out(
+    def lay_out(
         self, seen: Observation | None, network: Tensor, keep: float | None = None
     ) -> list[Work]:
+        """Return the work of a step, or with `keep` that of replacing importance."""
         if seen is None and keep is None and self._works:
             for work in self._works:
                 work.grads = [local_gradient(param) for param in work.whole]
             return self._works
         works = [
-            lay_out(
-                group,
-                params,
-                [self._state_of(param) for param in params],
-                network,
-                seen=seen,
-                keep=self._keep(group) if keep is None else keep,
-                averages=keep is None,
-                compact=self.compact,
-            )
+            self._work(group, params, seen, network, keep)
             for group in self.groups
             for params in alike([param for param in group["params"] if param.requires_grad])
         ]
         self._works = works if seen is None and any(work.stacks for work in works) else []
         return works
+
+    def _work(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        seen: Observation | None,
+        network: Tensor,
+        keep: float | None,
+    ) -> Work:
+        states = [self.state_of(param) for param in params]
+        bases = [self.basis_of(param) for param in params]
+        work = Work.of(group, params, states, network, bases if any(bases) else [])
+        if work.bases and keep is None:
+            work.stacks = stack_alike(work.bases, work.params)
+            share_stacks(work.stacks, states)
+        if self.compact:
+            turn = shared_turn(states, moves=seen is not None and keep is None)
+            # What is not an average is rounded to nearest, whatever was before.
+            work.turn = turn if keep is None else torch.zeros_like(turn)
+        if seen is not None:
+            work.values = [seen.values.get(param) for param in params]
+            work.squared, work.weight = seen.squared, seen.weight
+            work.keep = self._keep(group) if keep is None else keep
+        return work
 
     def _warn_if_damped(self, network: Tensor) -> None:
         if "damped" in self.notices or self.is_capturable:
@@ -361,40 +367,3 @@ class Gate:
         message = damping_notice(self.groups, network.item(), self.mean_of)
         if message is not None:
             self.notices.warn("damped", message)
-
-    # Other parameters, other states.
-
-    def grow(self, old: Tensor, new: Tensor) -> None:
-        """Let `new` take the place of `old`, a smaller parameter whose entries it begins with."""
-        names = self.estimator.names()
-        params, index = place_to_grow(old, new, self.groups, self.states, names)
-        rotated = self.rotation_of(old)
-        larger = [
-            grown(states[old], old, new, rotated) if old in states else None
-            for states in self.states
-        ]
-        params[index] = new
-        self.observation = None
-        for states, state in zip(self.states, larger, strict=True):
-            if state is not None:
-                del states[old]
-                states[new] = state
-        self.estimator.attach()
-
-    def restore(
-        self,
-        saved: Mapping[Tensor, dict[str, Any]],
-        own: Mapping[Tensor, Mapping[str, Any]],
-    ) -> None:
-        """Take what was saved of each parameter, in its own precision, and go on from there.
-
-        Args:
-            saved: what was saved, by parameter.
-            own: the states before that. Directions that are equal stay where they are.
-        """
-        directions = Directions(own)
-        for param, state in saved.items():
-            if state:
-                restore_state(param, self.states[0][param], state, self.compact, directions)
-        self.observation = None
-        self.has_importance = any(bool(self.mean_of(param) > 0) for param in saved)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from syngap.optim import gate_changes
 from syngap.optim.checks import check_counts, check_options, check_params
 from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.gate import Gate, States
@@ -239,8 +240,8 @@ class GatedOptimizer(Optimizer):
             True
         """
         self._refuse_stand_ins()
-        self.gate.consolidate(
-            model, inputs, batch_size=batch_size, predict=predict, progress=progress
+        gate_changes.consolidate(
+            self.gate, model, inputs, batch_size=batch_size, predict=predict, progress=progress
         )
 
     @torch.no_grad()
@@ -268,7 +269,7 @@ class GatedOptimizer(Optimizer):
                 "grow takes two parameters, such as old.weight and new.weight, got "
                 f"{type(old).__name__} and {type(new).__name__}"
             )
-        self.gate.grow(old, new)
+        gate_changes.grow(self.gate, old, new)
 
     def snapshot(self) -> list[States]:
         """Return what is known of each parameter now, for a framework that may lose it.
@@ -366,7 +367,7 @@ class GatedOptimizer(Optimizer):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)  # an option that the saving version did not have
             group["version"] = VERSION
-        self.gate.restore(saved, own)
+        gate_changes.restore(self.gate, saved, own)
 
     def _checked(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
         """Return a state by parameter, after a look at all of it."""

@@ -22,10 +22,9 @@ from syngap.optim.checks import (
     check_own_options,
 )
 from syngap.optim.defaults import DEFAULTS
-from syngap.optim.fisher import Estimator, EstimatorName
+from syngap.optim.fisher import Estimator, EstimatorName, Schedule
 from syngap.optim.gate import Gate
 from syngap.optim.gated import GatedOptimizer, add_counts
-from syngap.optim.schedule import Schedule
 from syngap.optim.tensors import local
 from syngap.optim.update import Work, update
 from syngap.optim.wrapped import WrappedSynGAP

@@ -20,11 +20,10 @@ from syngap.optim.checks import (
     check_params,
     is_of_torch,
 )
-from syngap.optim.fisher import Estimator
+from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
-from syngap.optim.schedule import Schedule
 from syngap.optim.state_transfer import VERSION
 from syngap.optim.update import Work, fold, masks, portions, scale, stack_masks
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim.optimizer import Optimizer
 
+from syngap.optim import gate_changes
 from syngap.optim.checks import check_number
 from syngap.optim.consolidation import Predict, Progress, call, in_eval_mode
 from syngap.optim.defaults import DEFAULTS
-from syngap.optim.fisher import Estimator
+from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, basis_dtype
-from syngap.optim.schedule import Schedule
 from syngap.optim.state_transfer import require_growth
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
@@ -47,7 +47,7 @@ def protect(
     consolidation: float = CONSOLIDATION,
     ambient: float = AMBIENT,
     rank: Rank | None = None,
-    rotate: bool | None = None,
+    rotate: bool = False,
     batch_size: int = 8,
     anchors: int = 8,
     every: int = 1,
@@ -71,9 +71,9 @@ def protect(
         ambient: ε ≥ 0, the share of an update that always remains.
         rank: "full" takes all directions of both sides of a weight. A number, or a share of all,
             takes the most important of its inputs. None chooses by memory.
-        rotate: True lets the optimizer's own state (momentum, Adam's moments) live along directions
-            too; it must work entry by entry, and needs complete bases. False filters its finished
-            update. None is True for Adam and AdamW with complete bases.
+        rotate: False filters the finished update of any optimizer. True lets its own state
+            (momentum, Adam's moments) live along directions too: it must work entry by entry, and
+            needs complete bases. Neither forgot less than the other in our runs.
         batch_size: so many inputs at a time, to take importance; batches that are given stay whole.
         anchors: so many inputs a call of `loss`.
         every: `loss` is zero but at every k-th call.
@@ -147,7 +147,7 @@ class Protection:
         predict: Predict | None,
         options: dict[str, float],
         rank: Rank | None,
-        rotate: bool | None,
+        rotate: bool,
         every: int,
         strength: float,
         seed: int,
@@ -217,10 +217,7 @@ class Protection:
                 )
         bases = [known.basis for known in self.known.values() if known.basis is not None]
         complete = all(basis.is_complete for basis in bases)
-        rotate = self._rotate
-        if rotate is None:
-            rotate = complete and isinstance(base, (torch.optim.Adam, torch.optim.AdamW))
-        elif rotate and not complete:
+        if self._rotate and not complete:
             raise ValueError('rotate=True needs complete bases: leave it out, or pass rank="full"')
         options = {
             "retention": DEFAULTS.retention,  # for a loop that observes as well
@@ -229,7 +226,7 @@ class Protection:
             "ambient": self._options["ambient"],
             "scope": "network",
             "bounded": True,
-            "rotated": rotate,
+            "rotated": self._rotate,
             "protection": self._fingerprint,
             "drawn": self._drawn,
         }
@@ -237,7 +234,7 @@ class Protection:
         estimator = Estimator("sampled", None, self.model if is_whole else None, "auto")
         compact = all(param.is_cuda and param.dtype != torch.float64 for param in params)
         made = WrappedSynGAP(base, estimator, Schedule(1, 0), compact, "raise", options)
-        made.gate.adopt(self.known)
+        gate_changes.adopt(made.gate, self.known)
         self._optimizer = made
         return made
 
@@ -247,10 +244,8 @@ class Protection:
         The model runs in eval mode, and under autocast where this is called so. Zero without a
         teacher, and at calls that `every` leaves out.
         """
-        number = self._calls()
-        self._drawn = number + 1
-        if self._optimizer is not None:
-            self._optimizer.param_groups[0]["drawn"] = self._drawn
+        number = self.calls
+        self.calls = number + 1
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device)
         place = self._place(number // self._every)
@@ -259,11 +254,18 @@ class Protection:
         before = self._answers[place]
         return self._strength * divergence(before, prediction, may_grow=self._has_grown)
 
-    def _calls(self) -> int:
-        """Return how often `loss` was called; the optimizer's state has it, if there is one."""
+    @property
+    def calls(self) -> int:
+        """How often `loss` was called: where a resumed run goes on. An optimizer's state has it."""
         if self._optimizer is None:
             return self._drawn
         return int(self._optimizer.param_groups[0]["drawn"])
+
+    @calls.setter
+    def calls(self, number: int) -> None:
+        self._drawn = number
+        if self._optimizer is not None:
+            self._optimizer.param_groups[0]["drawn"] = number
 
     def _place(self, number: int) -> int:
         """Return which inputs the n-th call takes: all in an order of their own, again and again.
@@ -364,7 +366,7 @@ class Protection:
                 ),
                 may_grow=self._has_grown,
             )
-        used = (("gate", bool(self.known)), ("teacher", self._uses_teacher and self._calls() > 0))
+        used = (("gate", bool(self.known)), ("teacher", self._uses_teacher and self.calls > 0))
         parts = [name for name, is_used in used if is_used]
         if self._interpolated != 1.0:
             parts.append(f"interpolation ({self._interpolated:.0%} of the way kept)")

@@ -1,0 +1,92 @@
+"""Changes of a gate between steps: importance from inputs, taken over, restored, or grown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syngap.optim.consolidation import predictions
+from syngap.optim.fisher import Observation, merged
+from syngap.optim.gate import Gate
+from syngap.optim.knowledge import Known, adopt_knowledge
+from syngap.optim.state_transfer import Directions, grown, place_to_grow, restore_state
+from syngap.optim.update import fold
+
+__all__ = ["adopt", "consolidate", "grow", "restore"]
+
+
+def consolidate(
+    gate: Gate, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any
+) -> None:
+    """Set importance to its mean over unlabelled inputs."""
+    gate.check_options()
+    estimator, seen = gate.estimator, None
+    estimator.record(True)
+    try:
+        for prediction in predictions(model, inputs, generator=estimator.generator, **options):
+            params = gate.trainable()
+            found = estimator.estimate(prediction, params, gate.basis_of, labelled=False)
+            seen = merged(seen, found)
+    finally:
+        estimator.record(gate.is_due())
+    if seen is None:
+        raise ValueError("no batch gave consolidate a finite importance")
+    _replace(gate, seen)
+
+
+@torch.no_grad()
+def _replace(gate: Gate, seen: Observation) -> None:
+    means = gate.current_means()
+    means.follow(gate.groups, seen.means, lambda group: 0.0)
+    for work in gate.lay_out(seen, means.network(), keep=0.0):
+        fold(work)
+    gate.has_importance = True
+
+
+def adopt(gate: Gate, known: Mapping[Tensor, Known]) -> None:
+    """Take over importance and directions; what is not known of a parameter is zero."""
+    for param in gate.params():
+        if param in known:
+            adopt_knowledge(param, gate.state_of(param), known[param], gate.compact)
+    gate.reset_caches()
+    gate.has_importance = True
+
+
+def grow(gate: Gate, old: Tensor, new: Tensor) -> None:
+    """Let `new` take the place of `old`, a smaller parameter whose entries it begins with."""
+    names = gate.estimator.names()
+    params, index = place_to_grow(old, new, gate.groups, gate.states, names)
+    rotated = gate.rotation_of(old)
+    larger = [
+        grown(states[old], old, new, rotated) if old in states else None for states in gate.states
+    ]
+    params[index] = new
+    gate.observation = None
+    for states, state in zip(gate.states, larger, strict=True):
+        if state is not None:
+            del states[old]
+            states[new] = state
+    gate.estimator.attach()
+
+
+def restore(
+    gate: Gate,
+    saved: Mapping[Tensor, dict[str, Any]],
+    own: Mapping[Tensor, Mapping[str, Any]],
+) -> None:
+    """Take what was saved of each parameter, in its own precision, and go on from there.
+
+    Args:
+        gate: the gate.
+        saved: what was saved, by parameter.
+        own: the states before that. Directions that are equal stay where they are.
+    """
+    directions = Directions(own)
+    for param, state in saved.items():
+        if state:
+            restore_state(param, gate.states[0][param], state, gate.compact, directions)
+    gate.observation = None
+    gate.has_importance = any(bool(gate.mean_of(param) > 0) for param in saved)
