@@ -695,7 +695,7 @@ class Filters(nn.Module):
 def test_momentum_along_directions_stays_that_of_the_old_places(how: str) -> None:
     torch.manual_seed(0)
     model = Filters(1)
-    protection = syngap.protect(model, torch.randn(40, 2, 5, 5), rank="full")
+    protection = syngap.protect(model, torch.randn(40, 2, 5, 5), rank="full", rotate=True)
     run = (model, protection, gated(protection, model))
     learn(run, range(2))
     optimizer, old, new = run[2], model.conv.weight, nn.Parameter(torch.zeros(3, 2, 3, 3))
