@@ -119,9 +119,14 @@ class PlainInOrder(Trainer):
 
 
 KNOWN = tokens(16, seed=2)
+# In rotated coordinates Adam makes steps of the rounding of gradients that are zero, and two loops
+# round differently.
+FILTERED = {"known": KNOWN, "rotate": False}
 
 
-def trainer(folder: Path, protect: Any = KNOWN, kind: Any = SynGAPTrainer, **options: Any) -> Any:
+def trainer(
+    folder: Path, protect: Any = FILTERED, kind: Any = SynGAPTrainer, **options: Any
+) -> Any:
     rows = options.pop("data", text())
     model = options.pop("model", None) or decoder()
     return kind(model, arguments(folder, **options), train_dataset=rows, protect=protect)
@@ -144,7 +149,7 @@ def by_hand(
     model: Any, rows: list[Batch], accumulated: int, known: Any = KNOWN, **options: Any
 ) -> tuple[Protection, list[float]]:
     """What a user without a Trainer would write, the loss clipped as the Trainer does."""
-    protection = syngap.protect(model, known, **options)
+    protection = syngap.protect(model, known, **{"rotate": False, **options})
     optimizer = protection.optimizer(AdamW(grouped(model), lr=RATE, weight_decay=0.0))
     model.train()
     batches = [collated(rows[first : first + BATCH]) for first in range(0, len(rows), BATCH)]
@@ -239,7 +244,7 @@ def test_a_plain_trainer_adds_the_loss_by_a_function(
     """Each batch has the weight of its labels: exactly that of the loop where all have as many."""
     rows = text(6 * accumulated * BATCH, padded)
     model = decoder(0.0)
-    protection = syngap.protect(model, KNOWN)
+    protection = syngap.protect(model, KNOWN, rotate=False)
     base = AdamW(grouped(model), lr=RATE, weight_decay=0.0)
     one = PlainInOrder(
         model,

@@ -46,8 +46,8 @@ def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be True or False, got {value!r}")
-    if not isinstance(rotate, bool):
-        raise ValueError(f"rotate must be True or False, got {rotate!r}")
+    if rotate is not None and not isinstance(rotate, bool):
+        raise ValueError(f"rotate must be True, False or None, got {rotate!r}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be a whole number, got {seed!r}")
 
