@@ -684,7 +684,9 @@ def fit(one: Any, protection: Any, folder: Path, steps: int, **options: Any) -> 
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize("way", [{}, {"gate": False}, {"every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"rotate": False}, {"gate": False}, {"rotate": False, "every": 2}], ids=str
+)
 def test_lightning_takes_the_steps_of_a_loop_by_hand(
     tmp_path: Path, accumulated: int, way: dict[str, Any]
 ) -> None:
