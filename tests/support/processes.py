@@ -70,11 +70,18 @@ def run(
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            _start(module, dictionaries, folder)
+            if _start(module, dictionaries, folder):
+                # A process that a signal ended said nothing of a check: torch or gloo aborted it.
+                # Once in many runs that is chance; what is wrong with a check aborts again.
+                for file in folder.iterdir():
+                    file.unlink()
+                print("a process was ended by a signal; all start again")
+                _start(module, dictionaries, folder)
     return {dictionary: Results(folder, dictionary) for dictionary in dictionaries}
 
 
-def _start(module: str, dictionaries: list[str], folder: Path) -> None:
+def _start(module: str, dictionaries: list[str], folder: Path) -> bool:
+    """Run the checks, and return whether a signal ended a process before the limit."""
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_enter, args=(rank, module, dictionaries, folder), daemon=True)
@@ -85,9 +92,11 @@ def _start(module: str, dictionaries: list[str], folder: Path) -> None:
     deadline = time.monotonic() + LIMIT
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
+    aborted = any(process.exitcode is not None and process.exitcode < 0 for process in processes)
     for process in processes:
         process.kill()
         process.join()
+    return aborted
 
 
 def _enter(rank: int, module: str, dictionaries: list[str], folder: Path) -> None:
