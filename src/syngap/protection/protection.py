@@ -128,7 +128,7 @@ def protect(
 
 
 class Protection:
-    """What `protect` returns: the optimizer, the teacher's loss, the report, the way back.
+    """What `protect` returns: the optimizer, the teacher's loss, the report, and interpolation with the start.
 
     Attributes:
         model: the model.
@@ -385,7 +385,7 @@ class Protection:
 
     @torch.no_grad()
     def interpolate(self, share: float) -> None:
-        """Bring the weights part of the way back: start + share · (now - start), as in WiSE-FT.
+        """Interpolate the weights with the start: start + share · (now - start), as in WiSE-FT.
 
         Args:
             share: in [0, 1]; 1 changes nothing, 0 gives the start back.
