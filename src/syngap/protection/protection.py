@@ -128,7 +128,7 @@ def protect(
 
 
 class Protection:
-    """What `protect` returns: the optimizer, the teacher's loss, the report, and interpolation with the start.
+    """What `protect` returns: optimizer, the loss of the teacher, report, interpolation.
 
     Attributes:
         model: the model.
