@@ -14,10 +14,10 @@ demo: $(VENV)/.installed ## compare all methods on handwritten digits: a table a
 	@"$(BIN)/syngap" demo --fresh
 
 test: $(VENV)/.with-dev ## run every test and docstring example
-	@"$(BIN)/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup
+	@"$(BIN)/python" -m pytest -rs -n auto --maxprocesses 4
 
 coverage: $(VENV)/.with-dev ## run every test, and show which share of the code they run
-	@"$(BIN)/python" -m pytest -q -n auto --maxprocesses 4 --dist loadgroup --cov
+	@"$(BIN)/python" -m pytest -q -n auto --maxprocesses 4 --cov
 
 lint: $(VENV)/.with-dev ## check style, types and the direction of imports
 	"$(BIN)/ruff" check .
@@ -65,7 +65,7 @@ package: ## build dist/, and try the wheel in an environment that has nothing el
 INTEGRATIONS := $(VENV)-integrations
 
 test-integrations: $(INTEGRATIONS)/.installed ## test Lightning, Transformers, Sentence Transformers, Ray, loggers, and all examples
-	@"$(INTEGRATIONS)/bin/python" -m pytest -rs -n auto --maxprocesses 4 --dist loadgroup \
+	@"$(INTEGRATIONS)/bin/python" -m pytest -rs -n auto --maxprocesses 4 \
 		tests/integrations/test_lightning.py tests/integrations/test_transformers.py \
 		tests/integrations/test_protect.py tests/bench/runner/test_ray.py tests/bench/runner/test_loggers.py \
 		tests/project/test_examples.py tests/project/test_docs.py \

@@ -8,7 +8,9 @@ Another package offers a method, a stream or a network in its own pyproject.toml
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -54,8 +56,13 @@ class Registry:
         return found
 
     def _entries(self) -> dict[str, EntryPoint]:
-        added = {entry.name: entry for entry in entry_points(group=self.group)}
+        added = _added(self.group, tuple(sys.path))
         return {**self._builtin, **{n: e for n, e in added.items() if n not in self._builtin}}
+
+
+@cache  # it reads a file of every installed package
+def _added(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def import_or_refuse(module: str, needed_by: str, install: str) -> Any:

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-import typer
 import yaml
 from PIL import Image
 from runfolders import Made, write_experiment, write_made_landscape, write_search
@@ -31,7 +29,6 @@ from tiny import TINY, run_inline
 
 from fuzz.guard import Broken, Step, called
 from fuzz.trees import Tree, read
-from syngap.bench import registry
 from syngap.bench.config import experiment as config
 from syngap.bench.config.experiment import Experiment, shipped, with_settings
 from syngap.bench.reporting.page import page
@@ -48,12 +45,9 @@ from syngap.bench.training.checkpoint import unpack
 
 @contextmanager
 def hurried() -> Iterator[None]:
-    """Do without what would take nearly all of the time: processes, plug-ins, waiting for disks."""
-    command = cache(typer.main.get_command)
+    """Do without what would take nearly all of the time: processes, waiting for disks."""
     with (
         patch.object(engine, "run_local", run_inline),
-        patch.object(registry, "entry_points", cache(entry_points)),
-        patch.object(typer.main, "get_command", command),
         patch.object(os, "fsync", lambda handle: None),
     ):
         yield

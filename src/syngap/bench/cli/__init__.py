@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _command in (
+for _function in (
     running.demo,
     running.run,
     running.tune,
@@ -37,7 +38,7 @@ for _command in (
     machine.data,
     machine.doctor,
 ):
-    app.command()(_command)
+    app.command()(_function)
 
 
 @app.callback(invoke_without_command=True)
@@ -52,9 +53,14 @@ def _options(
         typer.echo(context.get_help())
 
 
+@cache
+def _command() -> Any:
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 2 where what was asked for cannot be done."""
-    command = typer.main.get_command(app)
+    command = _command()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # arrows in a terminal that has none
