@@ -1,4 +1,4 @@
-"""Sixteen steps of SynGAP are sixteen steps of the paper's rule written in plain loops."""
+"""Ten steps of SynGAP are ten steps of the paper's rule written in plain loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from torch.distributions import Categorical
 from syngap import SynGAP
 from syngap.optim.scores import sample_labels
 
-STEPS = 16  # importance is refreshed four times where that is done every third step after five
+pytestmark = pytest.mark.xdist_group("oracle")  # whose steps are computed once
+STEPS = 10  # importance is refreshed twice where that is done every third step after five
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
 
@@ -68,7 +69,7 @@ CASES = {
     "unbounded": Case(settings={"bounded": False}),
     "damped": Case(group={"damping": 0.01, "consolidation": 0.8}),
     "masked": Case(masked=True, batches=(5, 4)),
-    "some-steps-unobserved": Case(silent=frozenset({0, 1, 4, 5, 6, 13})),
+    "some-steps-unobserved": Case(silent=frozenset({0, 1, 4, 5, 8})),
 }
 OBSERVED = ("defaults", "tensor-scope", "two-observes", "masked")
 WRAPPED_CASES = {

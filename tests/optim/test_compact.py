@@ -37,9 +37,10 @@ ULP = 2**-7  # from a bfloat16 to the next, at most, relative to it
 
 # Drift --------------------------------------------------------------------------------------------
 
-STEPS, SIZE, CHUNK = 100_000, 384, 500
+SIZE, LOOKS = 384, 200
 # Root mean square over elements, and error of the mean, at any time. Of what is averaged the noise
 # is the root of (1 - retention): 10 %, 3 % and 1 %.
+STEPS = {0.99: 20_000, 0.999: 40_000, 0.9999: 100_000}
 ALLOWED = {0.99: (0.025, 0.02), 0.999: (0.045, 0.02), 0.9999: (0.055, 0.03)}
 
 
@@ -71,9 +72,10 @@ def errors(way: Any, retention: float) -> Errors:
     true = torch.zeros(SIZE, dtype=torch.float64)
     kept, turn = torch.zeros(SIZE, dtype=torch.bfloat16), first_turn(CPU)
     each, mean = [], []
-    for start in range(0, STEPS, CHUNK):
-        scale = sizes if start < STEPS // 2 else sizes / 100
-        for observed in torch.randn(CHUNK, SIZE, generator=generator).square_().mul_(scale):
+    for look in range(LOOKS):
+        scale = sizes if look < LOOKS // 2 else sizes / 100
+        drawn = torch.randn(STEPS[retention] // LOOKS, SIZE, generator=generator)
+        for observed in drawn.square_().mul_(scale):
             true.mul_(retention).add_(observed, alpha=1 - retention)
             way(kept, observed, retention, turn)
         found = kept.double()

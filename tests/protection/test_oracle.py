@@ -8,6 +8,7 @@ from protect_oracle import Gate, Rank, build_gate, protected_steps
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
+pytestmark = pytest.mark.xdist_group("oracle")  # whose traces are taken once
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 MLP = CASES[0]
 

@@ -18,6 +18,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 import syngap
 
+pytestmark = pytest.mark.xdist_group("oracle")  # whose gates are built once
 TOLERANCE = 1e-10
 
 # Rotated form: complete bases only.

@@ -18,6 +18,7 @@ import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -83,7 +84,7 @@ def signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
         {'lr': 0.1, 'buffer': 0}
     """
     if not inspect.isclass(function):
-        return _keyword_only(function)[0]
+        return dict(_keyword_only(function)[0])
     options: dict[str, tuple[Any, Any]] = {}
     for kind in function.__mro__:
         if "__init__" in vars(kind):
@@ -94,7 +95,8 @@ def signature(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     return options
 
 
-def _keyword_only(function: Callable[..., Any]) -> tuple[dict[str, tuple[Any, Any]], bool]:
+@cache
+def _keyword_only(function: Callable[..., Any]) -> tuple[Mapping[str, tuple[Any, Any]], bool]:
     """Return the keyword-only arguments, and whether there are **others."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
@@ -208,21 +210,28 @@ def check_value(given: Any, kind: Any, path: str) -> Any:
         Traceback (most recent call last):
         syngap.bench.errors.UserError: --workers: got 18446744073709551616, expected ...
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
-    refused = UserError(f"{path}: got {shown(given)}, expected {expected(kind)}")
+
+    def refused(reason: str = "") -> UserError:
+        return UserError(f"{path}: got {shown(given)}, expected {expected(kind)}{reason}")
+
     parts = given if isinstance(given, list) else [given]
     if any(isinstance(part, bool) for part in parts) and not _takes_bool(kind):
-        raise refused  # pydantic would read true as 1.0
+        raise refused()  # pydantic would read true as 1.0
     try:
-        value = adapter.validate_python(given)
+        value = _adapter(kind).validate_python(given)
     except ValidationError:  # says in Python's words what the message says in the user's
-        raise refused from None
+        raise refused() from None
     try:
         plain(value)
         _check_floats(value)
     except ValueError as error:
-        raise UserError(f"{refused}; {error}") from error
+        raise refused(f"; {error}") from error
     return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
