@@ -53,13 +53,14 @@ def demo(tmp_path_factory):
 @contextmanager
 def looked_at(browser, page, how, widths):
     """Open a page, and see in the end that it had nothing to complain of and fetched nothing."""
-    browser.open(page, width=widths[how == "phone"], dark=how == "dark")
+    phone = how == "phone"  # which is dark too
+    browser.open(page, width=widths[phone], dark=phone)
     yield browser
     assert browser.complaints() == []
     assert browser.requests() == [page.as_uri()]
 
 
-@pytest.fixture(params=["light", "dark", "phone"])
+@pytest.fixture(params=["desk", "phone"])
 def opened(request, browser, demo):
     with looked_at(browser, demo, request.param, (1200, 380)) as page:
         yield page
@@ -287,7 +288,7 @@ def full(tmp_path_factory):
     return folder / "page.html"
 
 
-@pytest.fixture(params=["light", "dark", "phone"])
+@pytest.fixture(params=["desk", "phone"])
 def rich(request, browser, full):
     with looked_at(browser, full, request.param, (1400, 400)) as page:
         yield page

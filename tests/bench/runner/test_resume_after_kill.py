@@ -48,9 +48,9 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 # Killed by a signal -------------------------------------------------------------------------------
 
 KILLS = 1  # of each method and pause; results/safety holds many
-# They differ in what they keep: nothing, a memory, logits in a balanced one, anchors, importance,
-# and a network begun anew. That the state of every method goes on bit for bit: test_methods.py.
-ROWS = ("sgd", "er", "derpp", "ewcpp", "syngap", "joint")
+# They differ in what they keep: logits in a balanced memory, anchors, a memory and importance, and
+# a network begun anew. That the state of every method goes on bit for bit: test_methods.py.
+ROWS = ("derpp", "ewcpp", "syngap", "joint")
 SCRIPT = ROOT / "tests/support/kill_often.py"
 
 
