@@ -621,7 +621,7 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fragile")
+@pytest.mark.usefixtures("fragile", "quick_workers")
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -531,7 +531,6 @@ class Dies(Troubled):
 '''
 TROUBLED = ("hangs", "starves", "wants", "dies")
 HUNG_AFTER = 5  # seconds: a worker is forked from one that has all imports, in much less
-IMPORTED = ["syngap.bench.runner.local", "syngap.bench.streams.arrays", "torch._dynamo", "pytest"]
 
 
 @pytest.fixture
@@ -551,6 +550,7 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")  # imports would count as silence
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and signals as on Linux")
 def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
     trouble: Path,
@@ -559,12 +559,6 @@ def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    workers = multiprocessing.get_context("forkserver")
-    workers.set_forkserver_preload(IMPORTED)
-    first = workers.Process(target=int)
-    first.start()
-    first.join()  # now all imports are done, which would count as silence
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: workers)
     options = {"lr": 0.3, "buffer": 20, "replay": 10}
     rows = dict.fromkeys((*TROUBLED, "er"), options)
     write_arrays(tmp_path / "data.npz", samples=100)

@@ -195,7 +195,7 @@ def test_a_configuration_without_its_row_is_named(tmp_path: Path) -> None:
         read_runs(directory)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 def test_the_process_of_a_failed_run_ends_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

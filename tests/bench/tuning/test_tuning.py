@@ -33,6 +33,9 @@ Call = Callable[..., tuple[int, str, str]]
 TUNE = ("tune", "tiny.yaml", "--out", "out")
 
 
+RUN_LOCAL = engine.run_local
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with an experiment that can be searched."""
@@ -508,13 +511,13 @@ def test_values_have_their_option_s_type() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 def test_worker_processes_give_the_same_as_this_one(
     here: Path, call: Call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the runs that follow others are given out: with more workers than rows, too."""
     call(*TUNE[:3], "whole", "--trials", "2")
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
+    monkeypatch.setattr(engine, "run_local", RUN_LOCAL)
     code, _, said = called(capsys, *TUNE, "--trials", "2", "--workers", "3")
     assert code == 0
     assert said.splitlines()[-1].startswith("4 of 4")

@@ -1,0 +1,20 @@
+"""Fixtures shared by the tests of the comparison tool."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+IMPORTED = ["syngap.bench.runner.local", "syngap.bench.streams.arrays", "torch._dynamo", "pytest"]
+
+
+@pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes that begin with all imports done; those of a user spend seconds on them."""
+    workers = multiprocessing.get_context("forkserver")
+    workers.set_forkserver_preload(IMPORTED)
+    first = workers.Process(target=int)
+    first.start()
+    first.join()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: workers)
