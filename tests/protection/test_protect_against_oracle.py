@@ -14,9 +14,10 @@ import torch
 from protect_cases import BASES, CASES, Case, SeededNormal, random_gradients, traced
 from protect_oracle import Gate, Rank, build_gate, protected_steps
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl_divergence
 
 import syngap
+from syngap.protection.teacher import divergence, take_answers
 
 pytestmark = pytest.mark.xdist_group("oracle")  # whose gates are built once
 TOLERANCE = 1e-10
@@ -246,10 +247,44 @@ def test_teacher_leaves_padding_out() -> None:
     compare_teacher(model, known[0])
 
 
-def test_teacher_for_many_classes_lumps_all_but_128() -> None:
+def test_teacher_of_many_classes_is_that_of_the_classes_that_were_kept() -> None:
     torch.manual_seed(0)
-    model = nn.Linear(6, oracle.MANY_CLASSES + 6).double()
-    compare_teacher(model, torch.randn(3, 6, dtype=torch.float64))
+    before, now = torch.randn(2, 5, oracle.MANY_CLASSES + 6, dtype=torch.float64) * 2
+    now = now.requires_grad_()
+    kept = take_answers(before, None, seed=3)
+    assert kept.classes is not None
+    likeliest, drawn = kept.classes.long()[:, :64].tolist(), kept.classes.long()[:, 64:].tolist()
+    assert likeliest == before.argsort(-1, descending=True)[:, :64].tolist()
+    assert not any({*first} & {*others} for first, others in zip(likeliest, drawn, strict=True))
+    expected, found = oracle.drawn_kl(before, now, likeliest, drawn), divergence(kept, now)
+    assert_close(found.detach(), expected.detach(), "loss")
+    assert_close(*(torch.autograd.grad(loss, now)[0] for loss in (found, expected)), "gradient")
+
+
+def test_teacher_of_many_classes_is_that_of_all_in_the_mean() -> None:
+    """So is its gradient: a few classes that stand for all others do not bias it."""
+    torch.manual_seed(0)
+    before, now = torch.randn(2, 1, oracle.MANY_CLASSES + 6, dtype=torch.float64)
+    now = now.requires_grad_()
+    losses = torch.stack(
+        [divergence(take_answers(before, None, seed=seed), now) for seed in range(400)]
+    )
+    expected = oracle.teacher_kl(before, now)
+    error = losses.detach().std() / len(losses) ** 0.5
+    assert abs(losses.mean() - expected).item() < 4 * error.item() < 0.1 * expected.item()
+    found, wanted = (torch.autograd.grad(loss, now)[0] for loss in (losses.mean(), expected))
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+def test_impossible_classes_count_nothing_among_many() -> None:
+    before = torch.full((2, oracle.MANY_CLASSES + 6), -torch.inf)
+    before[:, :20] = torch.randn(2, 20)
+    assert divergence(take_answers(before, None), before).item() == pytest.approx(0.0, abs=1e-6)
+    now = before.clone()
+    now[:, :10] += 1.0
+    expected = kl_divergence(Categorical(logits=before[:, :20]), Categorical(logits=now[:, :20]))
+    found = divergence(take_answers(before, None), now).item()
+    assert found == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
 def test_teacher_at_1024_classes_is_complete() -> None:

@@ -20,7 +20,6 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 from syngap.optim.scores import sample_labels
 
 LAMBDA = 1e-16
-TOP = 128  # probabilities that the teacher keeps of each position with many classes
 MANY_CLASSES = 1024
 
 Batch = Any  # a tensor, or a dict of keyword arguments
@@ -631,44 +630,42 @@ def protected_steps(
 # --- Teacher ----------------------------------------------------------------------------------
 
 
-def lump(probabilities: Tensor, kept: Sequence[int]) -> list[Tensor]:
-    """Return the probabilities of the kept classes and, last, that of all others together."""
-    lumped = [probabilities[index] for index in kept]
-    others = probabilities.new_zeros(())
-    for index in range(len(probabilities)):
-        if index not in kept:
-            others = others + probabilities[index]
-    return [*lumped, others]
-
-
-def teacher_kl(
-    before: Tensor, now: Tensor, counted: Tensor | None = None, top: int | None = None
-) -> Tensor:
-    """Return the mean over positions that count of KL(before || now), from logits (..., C).
-
-    With `top`, or for more than 1,024 classes, over the `top` most probable classes of `before`
-    and all others as one class.
-    """
+def teacher_kl(before: Tensor, now: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Return the mean over positions that count of KL(before || now), from logits (..., C)."""
     classes = before.shape[-1]
     before, now = before.reshape(-1, classes), now.reshape(-1, classes)
     mask = torch.ones(len(before), dtype=torch.bool) if counted is None else counted.reshape(-1)
-    if top is None and classes > MANY_CLASSES:
-        top = TOP
     total, number = now.new_zeros(()), 0
     for position in range(len(before)):
         if not mask[position]:
             continue
         p = before[position].exp() / before[position].exp().sum()
         q = now[position].exp() / now[position].exp().sum()
-        kept = list(range(classes))
-        if top is not None:
-            kept = sorted(kept, key=lambda index: -float(p[index]))[:top]
-        pairs = zip(lump(p, kept), lump(q, kept), strict=True)
-        for p_class, q_class in pairs:
+        for p_class, q_class in zip(p, q, strict=True):
             if p_class > 0:
                 total = total + p_class * (p_class.log() - q_class.log())
         number += 1
     return total / number
+
+
+def drawn_kl(
+    before: Tensor, now: Tensor, likeliest: Sequence[Sequence[int]], drawn: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the same from some classes of each position (N, C).
+
+    The likeliest count by their probability. What is left of it is shared among the drawn ones.
+    """
+    total = now.new_zeros(())
+    for position, (kept, others) in enumerate(zip(likeliest, drawn, strict=True)):
+        p = before[position].exp() / before[position].exp().sum()
+        q = now[position].exp() / now[position].exp().sum()
+        left = p.new_ones(())
+        for index in kept:
+            left = left - p[index]
+            total = total + p[index] * (p[index].log() - q[index].log())
+        for index in others:
+            total = total + left / len(others) * (p[index].log() - q[index].log())
+    return total / len(before)
 
 
 def distribution_kl(before: Distribution, now: Distribution) -> Tensor:

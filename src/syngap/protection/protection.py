@@ -291,14 +291,17 @@ class Protection:
         while done < len(prediction):
             part = self._taught[len(self._answers)]
             rows = prediction[done : done + (known_inputs.length(part) or len(prediction))]
-            self._answers.append(take_answers(rows, known_inputs.mask_of(part, rows)))
+            seed = self._seed + len(self._answers)
+            answers = take_answers(rows, known_inputs.mask_of(part, rows), seed=seed)
+            self._answers.append(answers)
             done += len(rows)
 
     def _take_answers(self) -> Iterable[Answers]:
         with in_eval_mode(self.model), torch.no_grad():
-            for batch in self._taught:
+            for seed, batch in enumerate(self._taught, start=self._seed):
                 prediction = self._predicted(batch)
-                yield take_answers(prediction, known_inputs.mask_of(batch, prediction))
+                mask = known_inputs.mask_of(batch, prediction)
+                yield take_answers(prediction, mask, seed=seed)
 
     @torch.no_grad()
     def grow(self, old: Tensor, new: Tensor) -> None:

@@ -1,6 +1,9 @@
 """The model's former self: its answers on known inputs, and KL(before ‖ now).
 
 Distillation from the model before training is Learning without Forgetting (Li and Hoiem 2016).
+Of many classes the likeliest are stored, and some that are drawn from all others and stand for them
+(Anshumann et al. 2025): then the gradient is that of all classes in the mean. The others as one
+class would forget more, since nothing says which of them was likely.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from syngap.optim.tensors import wide
 __all__ = ["Answers", "divergence", "former_classes", "take_answers"]
 
 WHOLE = 1024  # so many classes are stored whole
-TOP = 128  # of more, so many, and the rest as one
+LIKELIEST, DRAWN = 64, 64  # of more, so many of each kind
+AT_A_TIME = 1 << 24  # probabilities from which classes are drawn
 
 
 @dataclass
@@ -26,9 +30,9 @@ class Answers:
     """What the model predicted for one batch.
 
     Attributes:
-        logs: log-probabilities (..., classes), or of the likeliest classes and, last, of all others
-            together.
+        logs: log-probabilities (..., classes), or of the likeliest classes and then of drawn ones.
         classes: which those are, None where it is all.
+        rest: the probability (..., 1) of all classes but the likeliest.
         distribution: in place of both, for a prediction that is no logits.
         mask: which predictions count, None for all.
         width: how many classes there were in all.
@@ -39,6 +43,7 @@ class Answers:
     distribution: Distribution | None
     mask: Tensor | None
     width: int = 0
+    rest: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -55,7 +60,16 @@ class Answers:
         if self.logs is None:
             assert self.distribution is not None
             return _mean(self.distribution.entropy(), self.mask)
-        return _mean(-_expected(self.logs, self.logs), self.mask)
+        return _mean(-_expected(self.chances(), self.logs), self.mask)
+
+    def chances(self) -> Tensor:
+        """Return what each of `logs` counts: its probability, or its share of the rest."""
+        assert self.logs is not None
+        if self.rest is None:
+            return self.logs.exp()
+        likeliest = self.logs[..., :LIKELIEST].exp()
+        drawn = (self.rest / DRAWN).expand(*self.rest.shape[:-1], DRAWN)
+        return torch.cat([likeliest, drawn], -1)
 
     def first(self) -> Tensor | None:
         """Return the likeliest class of each prediction."""
@@ -65,8 +79,16 @@ class Answers:
 
 
 @torch.no_grad()
-def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answers:
-    """Return what to remember of a prediction."""
+def take_answers(
+    prediction: Tensor | Distribution, mask: Tensor | None, *, seed: int = 0
+) -> Answers:
+    """Return what to remember of a prediction.
+
+    Args:
+        prediction: of the model before training.
+        mask: which of it counts, None for all.
+        seed: of the classes that are drawn where there are many.
+    """
     if isinstance(prediction, Distribution):
         copied = _detached(prediction)
         values = [value for value in vars(copied).values() if isinstance(value, Tensor)]
@@ -94,8 +116,26 @@ def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answ
     width = logs.shape[-1]
     if width <= WHOLE:
         return Answers(logs, None, None, mask, width)
-    top = logs.topk(TOP, dim=-1)
-    return Answers(_with_rest(top.values), top.indices.int(), None, mask, width)
+    likeliest = logs.topk(LIKELIEST, dim=-1).indices
+    drawn, rest = _draw_others(logs.flatten(0, -2), likeliest.flatten(0, -2), seed)
+    shape = logs.shape[:-1]
+    classes = torch.cat([likeliest, drawn.view(*shape, DRAWN)], -1)
+    return Answers(logs.gather(-1, classes), classes.int(), None, mask, width, rest.view(*shape, 1))
+
+
+def _draw_others(logs: Tensor, likeliest: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Return classes drawn from all but the likeliest, and the probability of all those."""
+    generator = torch.Generator(logs.device).manual_seed(seed)
+    rows = max(1, AT_A_TIME // logs.shape[-1])
+    found = []
+    for begin in range(0, len(logs), rows):
+        some = slice(begin, begin + rows)
+        chances = logs[some].exp().scatter_(-1, likeliest[some], 0.0)
+        rest = chances.sum(-1, keepdim=True)
+        chances.masked_fill_(rest == 0, 1.0)  # any will do, as it counts nothing
+        found.append((torch.multinomial(chances, DRAWN, True, generator=generator), rest))
+    drawn, rests = zip(*found, strict=True)
+    return torch.cat(drawn), torch.cat(rests)
 
 
 def divergence(
@@ -103,9 +143,9 @@ def divergence(
 ) -> Tensor:
     """Return the mean of KL(before ‖ now) over the predictions that count.
 
-    Where only the likeliest classes were stored it is that of the probabilities of each of those
-    and of all others together, a lower bound. Classes that the model gained since are left out: the
-    probabilities of the former ones then are those given that it is one of them.
+    Where classes were drawn it is an estimate, whose mean over the draws is the KL. Classes that
+    the model gained since are left out: the probabilities of the former ones then are those given
+    that it is one of them.
 
     Args:
         answers: those of before.
@@ -128,7 +168,7 @@ def divergence(
         )
     if answers.logs is None:
         raise TypeError("the model gave a distribution before, and gives logits now")
-    before = answers.logs.to(prediction.device)
+    before, chances = answers.logs.to(prediction.device), answers.chances().to(prediction.device)
     logits = wide(prediction)
     expected = (*before.shape[:-1], answers.width)
     if tuple(logits.shape) != expected:
@@ -139,9 +179,8 @@ def divergence(
         now = logits.log_softmax(-1)
     else:
         classes = answers.classes.to(logits.device).long()
-        total = logits.logsumexp(-1, keepdim=True)
-        now = _with_rest(logits.gather(-1, classes) - total)
-    return _mean(_expected(before, before) - _expected(before, now), answers.mask)
+        now = logits.gather(-1, classes) - logits.logsumexp(-1, keepdim=True)
+    return _mean(_expected(chances, before - now), answers.mask)
 
 
 def former_classes(answers: Answers, prediction: Tensor | Distribution) -> Tensor | Distribution:
@@ -176,17 +215,9 @@ def _other_shape(now: str, before: str) -> ValueError:
     )
 
 
-def _expected(before: Tensor, logs: Tensor) -> Tensor:
-    """Return the mean of log-probabilities under those of before; impossible classes count zero."""
-    chances = before.exp()
-    return (chances * logs.masked_fill(chances == 0, 0.0)).sum(-1)
-
-
-def _with_rest(logs: Tensor) -> Tensor:
-    """Append the log-probability of all classes that are not listed."""
-    smallest = torch.finfo(logs.dtype).eps
-    rest = (1.0 - logs.exp().sum(-1, keepdim=True)).clamp(min=smallest).log()
-    return torch.cat([logs, rest], -1)
+def _expected(chances: Tensor, values: Tensor) -> Tensor:
+    """Return the mean of values; what is impossible counts zero."""
+    return (chances * values.masked_fill(chances == 0, 0.0)).sum(-1)
 
 
 def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
