@@ -181,4 +181,4 @@ def _power_iteration(moment: Tensor, directions: Tensor) -> Tensor:
     order = quotients.argsort(descending=True, stable=True)
     shifted = products + _SHIFT * directions
     found: Tensor = torch.linalg.qr(shifted[:, order]).Q
-    return found
+    return found.contiguous()  # as a file has it, so that products of a resumed run end alike
