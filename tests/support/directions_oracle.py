@@ -79,10 +79,9 @@ class Weight:
 
     @classmethod
     def at_first(cls, matrix: Tensor) -> Weight:
-        d0, d1 = matrix.shape
-        eyes = (torch.eye(d, dtype=matrix.dtype) for d in (d0, d1))
-        zeros = (torch.zeros(d, d, dtype=matrix.dtype) for d in (d0, d1))
-        return cls(*eyes, *zeros, torch.zeros_like(matrix))
+        left, right = (torch.eye(size, dtype=matrix.dtype) for size in matrix.shape)
+        zeros = torch.zeros_like(matrix)
+        return cls(left, right, torch.zeros_like(left), torch.zeros_like(right), zeros)
 
 
 class DirectionsOracle:
@@ -140,7 +139,7 @@ class DirectionsOracle:
             for number, (param, weight) in enumerate(zip(self.params, self.weights, strict=True)):
                 buffer = self.momentum * self.buffers[number] + gradients[number]
                 self.buffers[number] = buffer
-                param -= self.lr * self.masked(number, weight, buffer, mean)
+                param.sub_(self.lr * self.masked(number, weight, buffer, mean))
 
     def fold(self, number: int, weight: Weight | None, scores: list[Tensor], count: int) -> None:
         a = self.retention
@@ -171,7 +170,7 @@ class DirectionsOracle:
         ]
 
     def mean_importance(self) -> float:
-        values = [value for f in self.importance() for value in f.flatten().tolist()]
+        values = [float(value) for f in self.importance() for value in f.flatten()]
         return sum(values) / len(values)
 
     def masked(self, number: int, weight: Weight | None, update: Tensor, mean: float) -> Tensor:

@@ -19,6 +19,7 @@ uncorrelated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +68,9 @@ class Directions:
 
     def sides(self, param: Tensor) -> dict[str, int]:
         """Return the rows of those sides of a parameter that have directions, by name."""
-        if param.dim() < 2 or not param.numel():
+        if param.dim() < 2:
             return {}
-        rows = (len(param), param.numel() // len(param))
+        rows = (len(param), math.prod(param.shape[1:]))
         sides = zip(DIRECTIONS, rows, strict=True)
         return {name: size for name, size in sides if size <= self.largest}
 

@@ -161,7 +161,9 @@ class Gate:
 
     def basis_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates of a parameter, None where they are its entries."""
-        state = self.states[0].get(param, {}) if self.directions is None else self.state_of(param)
+        state = self.states[0].get(param, {})
+        if self.directions is not None and "importance" not in state:
+            state = first_state(param, self.directions)
         return basis_in(state) if "left" in state or "right" in state else None
 
     def rotation_of(self, param: Tensor) -> Basis | None:
@@ -238,9 +240,10 @@ class Gate:
         for param, score in seen.values.items():
             basis = self.basis_of(param)
             if basis is not None:
-                seen.values[param] = basis.into(wide(score))
-                if self.directions is not None:
-                    seen.moments[param] = second_moments(wide(score), basis, seen.weight)
+                with torch.autocast(score.device.type, enabled=False):
+                    seen.values[param] = basis.into(wide(score))
+                    if self.directions is not None:
+                        seen.moments[param] = second_moments(wide(score), basis, seen.weight)
         return seen
 
     def discard(self) -> None:
@@ -261,10 +264,7 @@ class Gate:
     # The step.
 
     def begin_step(self) -> list[Work] | None:
-        """Check the gradients, advance means and clock, and lay out the work of a step.
-
-        None is a step that is left out.
-        """
+        """Check gradients, advance means and clock, and lay out a step; None is one left out."""
         self.check_options()
         for param in self.params():
             grad = param.grad
@@ -285,25 +285,23 @@ class Gate:
         network = means.network()
         works = self.lay_out(seen, network)
         if seen is not None:
-            if self.directions is not None:
-                works = self._follow(seen, network, works)
+            if self.directions is not None and self._follow(seen, works, self.directions.refresh):
+                works = self.lay_out(None, network)
             self._warn_if_damped(network)
         self.count()
         return works
 
-    def _follow(self, seen: Observation, network: Tensor, works: list[Work]) -> list[Work]:
-        """Let moments follow the scores, and return the work of a step along directions."""
-        assert self.directions is not None
+    def _follow(self, seen: Observation, works: list[Work], every: int) -> bool:
+        """Let moments follow the scores, and return whether directions were refreshed."""
+        is_due = self.schedule.refreshes(self.steps) % every == 0
         for work in works:
+            if is_due:
+                fold(work)  # along the directions that it was observed in
             for param in work.whole:
                 follow_scores(self.state_of(param), seen.moments.get(param, {}), work.keep)
-        if self.schedule.refreshes(self.steps) % self.directions.refresh:
-            return works
-        for work in works:
-            fold(work)  # along the directions that it was observed in
-            for param in work.whole:
-                refresh(self.state_of(param))
-        return self.lay_out(None, network)
+                if is_due:
+                    refresh(self.state_of(param))
+        return is_due
 
     def _is_left_out(self) -> bool:
         """Return whether gradients that are not finite leave a step out, or raise an error."""

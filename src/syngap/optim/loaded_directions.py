@@ -128,7 +128,7 @@ def _check_moment(where: str, whose: str, value: Any, shape: torch.Size, advice:
     _check_tensor(where, whose, value, shape, advice)
     wide = value.to(accumulator(value.dtype))
     diagonal = wide.diagonal()
-    slack = _TOLERANCE[value.dtype] * diagonal.abs().max()
+    slack = _TOLERANCE[value.dtype] * diagonal.sum()
     is_symmetric = bool(((wide - wide.T).abs() <= slack).all())  # written so that NaN fails
     if not (is_symmetric and bool((diagonal >= 0).all()) and bool(wide.isfinite().all())):
         raise ValueError(

@@ -70,8 +70,8 @@ class SynGAP(ER):
             raise UserError(f"directions: true takes optimizer: sgd, got {optimizer}")
         if directions and learner.captured:
             raise UserError(
-                "directions: true is refreshed as training goes, which no CUDA graph can replay: set "
-                "captured: false in training"
+                "directions: true takes steps that no CUDA graph can replay: set captured: false "
+                "in training"
             )
         own: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(learner, optimizer=optimizer, **own, **er)
