@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from syngap import optim
 from syngap.bench import methods
+from syngap.bench.errors import UserError
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.states import restore
@@ -472,7 +473,7 @@ def test_every_option_of_the_gate_changes_what_syngap_learns() -> None:
         method = methods.registry.get("syngap")(
             pupil, **{"lr": 0.05, "buffer": 8, "replay": 4} | options
         )
-        for batch in arriving(8):
+        for batch in arriving(12):
             method.step(batch)
         return values_of(pupil.model)
 
@@ -484,6 +485,7 @@ def test_every_option_of_the_gate_changes_what_syngap_learns() -> None:
         *({name: value} for name, value in GATES["momentum-and-decay"].items()),
         *(GATES[case] for case in GATES if case not in ("defaults", "gate", "momentum-and-decay")),
         {"replay": 2},
+        {"directions": True},
         taught,
         {**taught, "teacher_loss": "kl"},
         {**taught, "teacher_on": "all"},
@@ -525,6 +527,14 @@ def test_syngap_with_its_gate_open_is_er() -> None:
         er.step(batch)
         open_gate.step(batch)
     assert_same_weights(open_gate.learner.model, er.learner.model)
+
+
+def test_directions_where_they_cannot_be_are_refused() -> None:
+    with pytest.raises(UserError, match="directions: true takes optimizer: sgd, got adam"):
+        method_of("syngap", directions=True, optimizer="adam")
+    captured = Learner(double_network(), lambda x, generator: x, captured=True)
+    with pytest.raises(UserError, match="set captured: false in training"):
+        methods.registry.get("syngap")(captured, directions=True)
 
 
 @pytest.mark.parametrize("name", ["er", "er_ace", "derpp", "ewcpp", "syngap", "joint"])
