@@ -392,6 +392,7 @@ def test_a_state_of_a_run_that_took_no_step_loads(fresh: bool) -> None:
         ("right", lambda side: 3.0, "must be a tensor"),
         ("left_moment", lambda moment: moment * torch.nan, "symmetric and finite"),
         ("left_moment", lambda moment: -moment, "symmetric and finite"),
+        ("left_moment", lambda moment: moment - moment.diagonal().min() * 2 * torch.eye(5), "sym"),
         ("right_moment", lambda moment: moment.triu(), "symmetric and finite"),
         ("right_moment", lambda moment: moment[:-1], "of shape"),
         ("right_moment", lambda moment: moment.long(), "floating-point"),

@@ -420,6 +420,7 @@ GATES: dict[str, dict[str, Any]] = {
     "every-third": {"every": 3, "warmup": 0},
     "unbounded": {"bounded": False},
     "compact": {"compact": True},
+    "directions": {"directions": True},
     "no-buffer": {"buffer": 0},
     "balanced": {"memory": "balanced"},
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "consolidation": 0.7},
@@ -431,7 +432,8 @@ def gated(model: nn.Module, labels: torch.Generator, options: dict[str, Any]) ->
     """The optimizer that a user would write down for these options."""
     own = {key: options[key] for key in ("momentum", "weight_decay") if key in options}
     names = ("retention", "consolidation", "damping", "ambient", "scope", "estimator", "every")
-    gate = {key: options[key] for key in (*names, "warmup", "bounded", "compact") if key in options}
+    names += ("warmup", "bounded", "compact", "directions")
+    gate = {key: options[key] for key in names if key in options}
     gate |= {"generator": labels, "model": model}
     kind = options.get("optimizer", "sgd")
     if kind == "sgd":
@@ -451,7 +453,7 @@ def test_syngap_is_er_with_the_optimizer_of_this_package_bit_for_bit(
     )
     model = double_network().float()
     optimizer = gated(model, float_learner().generator("labels"), options)
-    for step, batch in enumerate(arriving(8)):
+    for step, batch in enumerate(arriving(12)):
         method.step(batch)
         drawn = draws.one()
         x, y = batch
@@ -485,7 +487,6 @@ def test_every_option_of_the_gate_changes_what_syngap_learns() -> None:
         *({name: value} for name, value in GATES["momentum-and-decay"].items()),
         *(GATES[case] for case in GATES if case not in ("defaults", "gate", "momentum-and-decay")),
         {"replay": 2},
-        {"directions": True},
         taught,
         {**taught, "teacher_loss": "kl"},
         {**taught, "teacher_on": "all"},
