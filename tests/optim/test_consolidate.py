@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from helpers import (
     GATE,
+    CONSOLIDATING,
     MAKERS,
     Make,
     as_list,
@@ -34,9 +35,7 @@ from torch.optim import SGD
 
 from syngap import SynGAP
 
-# Directions that follow a stream refuse it, as test_directions.py has it.
-ALLOWED = {name: make for name, make in MAKERS.items() if name != "directions"}
-every_maker = pytest.mark.parametrize("make", ALLOWED.values(), ids=ALLOWED)
+every_maker = pytest.mark.parametrize("make", CONSOLIDATING.values(), ids=CONSOLIDATING)
 
 
 def generator() -> torch.Generator:

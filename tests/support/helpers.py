@@ -60,6 +60,8 @@ MAKERS: dict[str, Make] = {
     "wrapped-sgd": wrapped(SGD, lr=0.1),
     "wrapped-adamw": wrapped(AdamW, lr=0.01),
 }
+# Directions that follow a stream refuse `consolidate`, as test_directions.py has it.
+CONSOLIDATING = {name: make for name, make in MAKERS.items() if name != "directions"}
 
 
 def every_of(name: str) -> int:
