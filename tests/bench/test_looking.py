@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
-    GATE,
     CONSOLIDATING,
+    GATE,
     MAKERS,
     Make,
     as_list,
