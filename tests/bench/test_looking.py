@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
+    CONSOLIDATING,
     GATE,
     MAKERS,
     Make,
@@ -262,13 +263,19 @@ def test_stepping_without_ever_observing_warns_once(make: Make) -> None:
 
 
 @every_maker
-def test_observing_or_consolidating_first_ends_that_warning(make: Make) -> None:
-    model, other = network(), network()
-    observed, consolidated = make(model), make(other)
-    train(model, observed, [0])
-    consolidated.consolidate(other, batch(0)[0])
-    steps_without_warning(lambda: step_unobserved(model, observed))
-    steps_without_warning(lambda: step_unobserved(other, consolidated))
+def test_observing_first_ends_that_warning(make: Make) -> None:
+    model = network()
+    optimizer = make(model)
+    train(model, optimizer, [0])
+    steps_without_warning(lambda: step_unobserved(model, optimizer))
+
+
+@pytest.mark.parametrize("make", CONSOLIDATING.values(), ids=CONSOLIDATING)
+def test_consolidating_first_ends_that_warning(make: Make) -> None:
+    model = network()
+    optimizer = make(model)
+    optimizer.consolidate(model, batch(0)[0])
+    steps_without_warning(lambda: step_unobserved(model, optimizer))
 
 
 @every_maker

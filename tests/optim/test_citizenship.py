@@ -732,8 +732,8 @@ def test_a_compiled_step_is_the_same_and_is_not_compiled_again(name: str) -> Non
         train(eager, plain, [step])
     assert compiled_after[0] >= 1
     # Unobserved steps, a base optimizer that has its state, and a refresh of importance that is
-    # k steps old are programs of their own.
-    settled = every_of(name)
+    # k steps old are programs of their own, as is a refresh of directions.
+    settled = 3 if name == "directions" else every_of(name)
     assert compiled_after[settled:] == [compiled_after[settled]] * (10 - settled)
     tolerance = COMPILED_TOLERANCE.get(name, 1e-6)
     assert largest_difference(model.parameters(), eager.parameters()) < tolerance
@@ -762,6 +762,8 @@ def test_channels_last_gives_the_same_steps_and_its_format_to_importance(make: M
     assert largest_difference(found[1], found[0]) < 1e-5
     strides = [param.stride() for param in models[1].parameters()]
     assert strides != [param.stride() for param in models[0].parameters()]
+    if make is MAKERS["directions"]:
+        return  # there importance is of matrices
     kept = optimizers[1].importance()
     owned = kept.values() if isinstance(kept, dict) else kept
     assert [value.stride() for value in owned] == strides

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
+    CONSOLIDATING,
     GATE,
     MAKERS,
     Make,
@@ -34,7 +35,7 @@ from torch.optim import SGD
 
 from syngap import SynGAP
 
-every_maker = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+every_maker = pytest.mark.parametrize("make", CONSOLIDATING.values(), ids=CONSOLIDATING)
 
 
 def generator() -> torch.Generator:

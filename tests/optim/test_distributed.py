@@ -19,6 +19,7 @@ from torch.distributions import Categorical
 from torch.nn.parallel import DistributedDataParallel
 
 from syngap import SynGAP
+from syngap.optim import Directions
 from syngap.optim.distributed import independent_draws, reduced
 from syngap.optim.scores import sample_labels
 
@@ -230,6 +231,7 @@ TRAINED: dict[str, tuple[Make, Callable[[], nn.Module], dict[str, Any]]] = {
     "masked": (syngap(), Net, {"masked": True}),
     "wrapped-adamw": (around_adamw, Net, {}),
     "compact": (syngap(compact=True), Net, {}),
+    "directions": (syngap(directions=Directions(refresh=2)), Net, {}),
 }
 
 
@@ -868,6 +870,20 @@ FSDP["single"] = single
 def test_fsdp_works_with_one_process(fsdp: Results) -> None:
     for result in fsdp["single"]:
         assert_outcome(result, alone(syngap()))
+
+
+def with_directions(rank: int) -> Any:
+    with pytest.raises(ValueError, match="directions need whole weights") as refused:
+        syngap(directions=True)(shard(build()))
+    return str(refused.value)
+
+
+FSDP["directions"] = with_directions
+
+
+def test_fsdp_refuses_directions_and_says_what_to_do(fsdp: Results) -> None:
+    for message in fsdp["directions"]:
+        assert "leave out directions, or use DDP" in message
 
 
 def tensor_parallel(make: Make, rank: int) -> Any:

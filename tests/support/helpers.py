@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from syngap import SynGAP
-from syngap.optim import GatedOptimizer
+from syngap.optim import Directions, GatedOptimizer
 
 Make: TypeAlias = Callable[..., GatedOptimizer]
 GATE = {"retention": 0.9, "consolidation": 0.5}
@@ -56,9 +56,12 @@ MAKERS: dict[str, Make] = {
     "foreach": itself(foreach=True),
     "every-third": itself(every=3, warmup=0),
     "compact": itself(compact=True),
+    "directions": itself(directions=Directions(refresh=3)),
     "wrapped-sgd": wrapped(SGD, lr=0.1),
     "wrapped-adamw": wrapped(AdamW, lr=0.01),
 }
+# Directions that follow a stream refuse `consolidate`, as test_directions.py has it.
+CONSOLIDATING = {name: make for name, make in MAKERS.items() if name != "directions"}
 
 
 def every_of(name: str) -> int:

@@ -9,9 +9,9 @@ Where to find what:
 - `fisher`: estimates of importance; `scores`: labels drawn from a prediction and their scores;
   `exact` and `per_sample`: the same sample by sample; `distributed`, `sharded`: of many processes
 - `plasticity`: the mask Ω and the mean importance μ
-- `basis`: the coordinates of a weight, its entries or directions; `knowledge`: directions and
-  importance from inputs without labels; `moments`: the directions; `uses`: where a forward pass
-  multiplies with a weight
+- `basis`: the coordinates of a weight, its entries or directions; `directions`: those that follow a
+  stream; `knowledge`: directions and importance from inputs without labels; `moments`: the
+  directions; `uses`: where a forward pass multiplies with a weight
 - `update`: the arithmetic of a step; `fused`: as one kernel on a GPU;
   `compact`: importance in two bytes
 - `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`,
@@ -25,6 +25,7 @@ Where to find what:
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.checks import NonFinite
 from syngap.optim.defaults import DEFAULTS, Defaults
+from syngap.optim.directions import Directions
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.gated import GatedOptimizer
 from syngap.optim.plasticity import linear_plasticity, plasticity
@@ -35,6 +36,7 @@ __all__ = [
     "DEFAULTS",
     "Ballistic",
     "Defaults",
+    "Directions",
     "GatedOptimizer",
     "NonFinite",
     "NotFiniteError",

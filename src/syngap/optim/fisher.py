@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
-from syngap.optim.basis import Basis
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.exact import CallRecorder, squared_scores
 from syngap.optim.notices import Notices
@@ -49,6 +48,7 @@ class Observation:
         count: how many predictions it is the mean of.
         squared: whether `values` are squares.
         weight: what the squares are multiplied with.
+        moments: second moments by parameter and side, where `directions` follow them.
     """
 
     values: dict[Tensor, Tensor]
@@ -56,6 +56,7 @@ class Observation:
     count: int | Tensor
     squared: bool
     weight: float = 1.0
+    moments: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of_scores(
@@ -106,6 +107,7 @@ def merged(earlier: Observation | None, later: Observation | None) -> Observatio
     count = earlier.count + later.count
     values: dict[Tensor, Tensor] = {}
     means: dict[Tensor, Tensor] = {}
+    moments: dict[Tensor, dict[str, Tensor]] = {}
     for part in (earlier, later):
         share = _share(part.count, count)
         for param, value in part.values.items():
@@ -113,7 +115,10 @@ def merged(earlier: Observation | None, later: Observation | None) -> Observatio
             values[param] = values[param].add_(square) if param in values else square
             mean = part.means[param] * share
             means[param] = means[param] + mean if param in means else mean
-    return Observation(values, means, count, squared=True)
+        for param, sides in part.moments.items():
+            so_far = moments.get(param, {})
+            moments[param] = {side: sides[side] * share + so_far.get(side, 0.0) for side in sides}
+    return Observation(values, means, count, squared=True, moments=moments)
 
 
 def _share(part: int | Tensor, whole: int | Tensor) -> float | Tensor:
@@ -190,7 +195,6 @@ class Estimator:
         self,
         prediction: Tensor | Distribution,
         params: list[Tensor],
-        basis_of: Callable[[Tensor], Basis | None],
         *,
         targets: Tensor | None = None,
         mask: Tensor | None = None,
@@ -246,10 +250,6 @@ class Estimator:
             else:
                 scores = self._scores(read, params, group)
                 observation = Observation.of_scores(scores, read.count, SCALE**-2)
-                for param, score in scores.items():  # whose means are of all directions
-                    basis = basis_of(param)
-                    if basis is not None:
-                        observation.values[param] = basis.into(wide(score))
         if not check:
             return observation.without_overflow()
         if observation.is_finite():

@@ -19,17 +19,15 @@ from torch.distributions import Distribution
 from syngap.optim.basis import Basis, share_stacks, stack_alike
 from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
+from syngap.optim.directions import Directions, first_state, follow_scores, refresh, second_moments
 from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
 from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
-from syngap.optim.state_transfer import (
-    basis_in,
-    names_of,
-)
-from syngap.optim.tensors import accumulator, alike, kept_in, local_gradient
-from syngap.optim.update import Work, nonfinite_gradients
+from syngap.optim.state_transfer import basis_in, names_of
+from syngap.optim.tensors import accumulator, alike, kept_in, local_gradient, wide
+from syngap.optim.update import Work, fold, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
 
@@ -48,6 +46,7 @@ class Gate:
         compact: whether importance is kept in bfloat16.
         non_finite: what a step does about gradients that are not finite; see `SynGAP`.
         option_names: the options of groups that are checked where they are used.
+        directions: how directions of weights follow the scores; None where they do not.
 
     Attributes:
         groups: the parameter groups.
@@ -64,6 +63,7 @@ class Gate:
         compact: bool,
         non_finite: NonFinite | None,
         option_names: tuple[str, ...],
+        directions: Directions | None = None,
     ) -> None:
         check_compact(compact)
         self.estimator = estimator
@@ -71,6 +71,7 @@ class Gate:
         self.compact = compact
         self.non_finite = non_finite
         self.option_names = option_names
+        self.directions = directions
         self.has_importance = False
         self.notices = Notices()
         self.observation: Observation | None = None
@@ -161,6 +162,8 @@ class Gate:
     def basis_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates of a parameter, None where they are its entries."""
         state = self.states[0].get(param, {})
+        if self.directions is not None and "importance" not in state:
+            state = first_state(param, self.directions)
         return basis_in(state) if "left" in state or "right" in state else None
 
     def rotation_of(self, param: Tensor) -> Basis | None:
@@ -219,7 +222,6 @@ class Gate:
             observation = self.estimator.estimate(
                 prediction,
                 self.trainable(),
-                self.basis_of,
                 targets=targets,
                 mask=mask,
                 check=not self.is_capturable,
@@ -227,8 +229,22 @@ class Gate:
             )
         except NotFiniteError as error:
             raise nonfinite_error(f"{error}, in step {self.steps + 1}", self.groups) from None
-        self.observation = merged(self.observation, observation)
+        self.observation = merged(self.observation, self.in_coordinates(observation))
         self._grads_then = self._grads_now()
+
+    @torch.no_grad()
+    def in_coordinates(self, seen: Observation | None) -> Observation | None:
+        """Bring scores into the coordinates of importance; their means are of all directions."""
+        if seen is None or seen.squared:
+            return seen
+        for param, score in seen.values.items():
+            basis = self.basis_of(param)
+            if basis is not None:
+                with torch.autocast(score.device.type, enabled=False):
+                    seen.values[param] = basis.into(wide(score))
+                    if self.directions is not None:
+                        seen.moments[param] = second_moments(wide(score), basis, seen.weight)
+        return seen
 
     def discard(self) -> None:
         """Forget what was observed since the last step."""
@@ -248,10 +264,7 @@ class Gate:
     # The step.
 
     def begin_step(self) -> list[Work] | None:
-        """Check the gradients, advance means and clock, and lay out the work of a step.
-
-        None is a step that is left out.
-        """
+        """Check gradients, advance means and clock, and lay out a step; None is one left out."""
         self.check_options()
         for param in self.params():
             grad = param.grad
@@ -272,9 +285,23 @@ class Gate:
         network = means.network()
         works = self.lay_out(seen, network)
         if seen is not None:
+            if self.directions is not None and self._follow(seen, works, self.directions.refresh):
+                works = self.lay_out(None, network)
             self._warn_if_damped(network)
         self.count()
         return works
+
+    def _follow(self, seen: Observation, works: list[Work], every: int) -> bool:
+        """Let moments follow the scores, and return whether directions were refreshed."""
+        is_due = self.schedule.refreshes(self.steps) % every == 0
+        for work in works:
+            if is_due:
+                fold(work)  # along the directions that it was observed in
+            for param in work.whole:
+                follow_scores(self.state_of(param), seen.moments.get(param, {}), work.keep)
+                if is_due:
+                    refresh(self.state_of(param))
+        return is_due
 
     def _is_left_out(self) -> bool:
         """Return whether gradients that are not finite leave a step out, or raise an error."""
@@ -312,7 +339,9 @@ class Gate:
         """Return what is kept of a parameter, zero where nothing was."""
         state = self.states[0].setdefault(param, {})
         if "importance" not in state:
-            state["importance"] = self.importance_of(param)
+            if self.directions is not None:
+                state |= first_state(param, self.directions)
+            state.setdefault("importance", self.importance_of(param))
             state["mean"] = self.mean_of(param)
             if self.compact:
                 state["turn"] = first_turn(param.device)
@@ -345,7 +374,7 @@ class Gate:
         states = [self.state_of(param) for param in params]
         bases = [self.basis_of(param) for param in params]
         work = Work.of(group, params, states, network, bases if any(bases) else [])
-        if work.bases and keep is None:
+        if work.bases and keep is None and self.directions is None:
             work.stacks = stack_alike(work.bases, work.params)
             share_stacks(work.stacks, states)
         if self.compact:

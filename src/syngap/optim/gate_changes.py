@@ -12,7 +12,12 @@ from syngap.optim.consolidation import predictions
 from syngap.optim.fisher import Observation, merged
 from syngap.optim.gate import Gate
 from syngap.optim.knowledge import Known, adopt_knowledge
-from syngap.optim.state_transfer import Directions, grown, place_to_grow, restore_state
+from syngap.optim.state_transfer import (
+    RestoredDirections,
+    grown,
+    place_to_grow,
+    restore_state,
+)
 from syngap.optim.update import fold
 
 __all__ = ["adopt", "consolidate", "grow", "restore"]
@@ -22,14 +27,19 @@ def consolidate(
     gate: Gate, model: nn.Module, inputs: Tensor | Iterable[Any], **options: Any
 ) -> None:
     """Set importance to its mean over unlabelled inputs."""
+    if gate.directions is not None:
+        raise RuntimeError(
+            "consolidate() takes importance along directions that stay, and those of "
+            "SynGAP(..., directions=True) follow what is observed: use syngap.protect(model, "
+            "inputs), or leave out directions"
+        )
     gate.check_options()
     estimator, seen = gate.estimator, None
     estimator.record(True)
     try:
         for prediction in predictions(model, inputs, generator=estimator.generator, **options):
-            params = gate.trainable()
-            found = estimator.estimate(prediction, params, gate.basis_of, labelled=False)
-            seen = merged(seen, found)
+            found = estimator.estimate(prediction, gate.trainable(), labelled=False)
+            seen = merged(seen, gate.in_coordinates(found))
     finally:
         estimator.record(gate.is_due())
     if seen is None:
@@ -84,7 +94,7 @@ def restore(
         saved: what was saved, by parameter.
         own: the states before that. Directions that are equal stay where they are.
     """
-    directions = Directions(own)
+    directions = RestoredDirections(own)
     for param, state in saved.items():
         if state:
             restore_state(param, gate.states[0][param], state, gate.compact, directions)

@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from syngap.optim import gate_changes
 from syngap.optim.checks import check_counts, check_options, check_params
 from syngap.optim.consolidation import Predict, Progress
+from syngap.optim.directions import require_whole
 from syngap.optim.gate import Gate, States
 from syngap.optim.loaded_directions import check_directions, check_protection
 from syngap.optim.loading import (
@@ -325,6 +326,7 @@ class GatedOptimizer(Optimizer):
     def _check_last_group(self) -> None:
         try:
             check_params(self.param_groups[-1]["params"])
+            require_whole(self.param_groups[-1]["params"], self._gate.directions)
             self.gate.model_names()
         except ValueError:
             self.param_groups.pop()
@@ -376,7 +378,7 @@ class GatedOptimizer(Optimizer):
         check_protection(groups, self.param_groups)
         check_groups(groups, self.param_groups, self._check_options)
         names = self.gate.names()
-        check_directions(saved, self.state, self.param_groups, names)
+        check_directions(saved, self.state, self.param_groups, names, self._gate.directions)
         check_states(saved, self.state, forms_of(self), names)
         return saved
 

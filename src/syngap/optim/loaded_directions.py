@@ -1,4 +1,4 @@
-"""Checks of a loaded state that has directions: the state of a protected run."""
+"""Checks of a loaded state that has directions: of a protected run, or of one that follows them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syngap.optim.state_transfer import DIRECTIONS
+from syngap.optim.directions import Directions
+from syngap.optim.state_transfer import DIRECTIONS, MOMENTS
 from syngap.optim.tensors import accumulator, local
 
 __all__ = ["check_directions", "check_protection"]
 
 _PROTECTION = ("protection", "rotated", "drawn")
 _AGAIN = "call protect() with the same inputs on the model before training, then load"
+_GROWN = "load before that and call grow()"
 _MANY = 1 << 53  # calls of a loss, which no run makes
 # How far products of directions may be from those of orthonormal ones, by their type.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -56,6 +58,7 @@ def check_directions(
     states: Mapping[Tensor, dict[str, Any]],
     groups: Sequence[dict[str, Any]],
     names: Mapping[Tensor, str],
+    directions: Directions | None,
 ) -> None:
     """Refuse directions that a parameter of this optimizer does not have, or that are none.
 
@@ -64,11 +67,20 @@ def check_directions(
         states: the optimizer's own.
         groups: its parameter groups.
         names: of the parameters, for messages.
+        directions: how its directions follow the scores, None where they do not.
     """
     is_protected = any("protection" in group for group in groups)
     for param, state in saved.items():
         own = states.get(param, {})
         whose = f"for a parameter of shape {tuple(param.shape)} ({names[param]})"
+        if directions is not None:
+            _check_following(whose, param, state, directions)
+            continue
+        if any(name in state for name in MOMENTS):
+            raise ValueError(
+                f"the state_dict has moments of directions {whose}: it is of SynGAP(..., "
+                "directions=True), and this optimizer is not"
+            )
         for key in DIRECTIONS:
             if (key in state) != (key in own):
                 given, here = ("directions", "entries") if key in state else ("no", "directions")
@@ -77,7 +89,8 @@ def check_directions(
                     f"was protected in another form, or not at all; {_AGAIN}"
                 )
             if key in state:
-                _check_side(f"the state_dict has {key}", whose, state[key], own[key])
+                advice = "protect() with the same rank; if the parameter grew, " + _GROWN
+                _check_side(f"the state_dict has {key}", whose, state[key], own[key].shape, advice)
         known = own.get("importance")
         is_needed = any(key in state for key in DIRECTIONS) or (
             is_protected and isinstance(known, Tensor) and bool(local(known).any())
@@ -86,8 +99,45 @@ def check_directions(
             raise ValueError(f"the state_dict has no importance {whose}, which was protected")
 
 
-def _check_side(where: str, whose: str, value: Any, own: Tensor) -> None:
-    """Refuse directions that are not orthonormal columns of the shape that is needed here."""
+def _check_following(
+    whose: str, param: Tensor, state: Mapping[str, Any], directions: Directions
+) -> None:
+    """Refuse a state whose directions and moments are not those of a weight in a stream."""
+    if "importance" not in state and not any(name in state for name in (*DIRECTIONS, *MOMENTS)):
+        return  # of a run that took no step
+    sides = directions.sides(param)
+    for name, moment in zip(DIRECTIONS, MOMENTS, strict=True):
+        if not (name in state) == (moment in state) == (name in sides):
+            has = " and ".join(key for key in (name, moment) if key in state) or f"no {name}"
+            raise ValueError(
+                f"the state_dict has {has} {whose}, and this optimizer has "
+                + (f"{name} and {moment}" if name in sides else f"no {name}")
+                + ": make it with the same directions as the optimizer that was saved"
+            )
+        if name in sides:
+            shape = torch.Size((sides[name], sides[name]))
+            advice = f"if the parameter grew, {_GROWN}"
+            _check_side(f"the state_dict has {name}", whose, state[name], shape, advice)
+            _check_moment(f"the state_dict has {moment}", whose, state[moment], shape, advice)
+    if "importance" not in state:
+        raise ValueError(f"the state_dict has no importance {whose}, which has directions")
+
+
+def _check_moment(where: str, whose: str, value: Any, shape: torch.Size, advice: str) -> None:
+    """Refuse a second moment that is not symmetric and finite, with a diagonal of at least zero."""
+    _check_tensor(where, whose, value, shape, advice)
+    wide = value.to(accumulator(value.dtype))
+    diagonal = wide.diagonal()
+    slack = _TOLERANCE[value.dtype] * diagonal.sum()
+    is_symmetric = bool(((wide - wide.T).abs() <= slack).all())  # written so that NaN fails
+    if not (is_symmetric and bool((diagonal >= 0).all()) and bool(wide.isfinite().all())):
+        raise ValueError(
+            f"{where} {whose}: it must be symmetric and finite, with a diagonal of at least zero; "
+            "the file is damaged or was changed: load an earlier one"
+        )
+
+
+def _check_tensor(where: str, whose: str, value: Any, shape: torch.Size, advice: str) -> None:
     if not isinstance(value, Tensor):
         raise ValueError(f"{where} {str(value)[:80]!r} {whose}: it must be a tensor")
     if value.dtype not in _TOLERANCE or value.layout != torch.strided:
@@ -95,11 +145,16 @@ def _check_side(where: str, whose: str, value: Any, own: Tensor) -> None:
             f"{where} of {value.dtype} {value.layout} {whose}: it must be a dense tensor of "
             "floating-point numbers"
         )
-    if value.shape != own.shape:
+    if value.shape != shape:
         raise ValueError(
-            f"{where} of shape {tuple(value.shape)} {whose}, and here it is {tuple(own.shape)}: "
-            "protect() with the same rank; if the parameter grew, load before that and call grow()"
+            f"{where} of shape {tuple(value.shape)} {whose}, and here it is {tuple(shape)}: "
+            + advice
         )
+
+
+def _check_side(where: str, whose: str, value: Any, shape: torch.Size, advice: str) -> None:
+    """Refuse directions that are not orthonormal columns of the shape that is needed here."""
+    _check_tensor(where, whose, value, shape, advice)
     tolerance = _TOLERANCE[value.dtype]
     error = _distance_from_orthonormal(value)
     if not error <= tolerance:  # written so that NaN fails

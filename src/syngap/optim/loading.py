@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
 from syngap.optim.scores import SCALE
-from syngap.optim.state_transfer import DIRECTIONS, VERSION, basis_in
+from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, VERSION, basis_in
 from syngap.optim.tensors import accumulator, local
 
 __all__ = [
@@ -309,7 +309,7 @@ def check_states(
     """
     for param, state in saved.items():
         for key, value in state.items():
-            if key in DIRECTIONS and forms is _OWN:
+            if key in (*DIRECTIONS, *MOMENTS) and forms is _OWN:
                 continue  # which `check_directions` looks at
             where = f"the state_dict has {prefix}{key}"
             whose = f"for a parameter of shape {tuple(param.shape)} ({names[param]})"

@@ -16,8 +16,9 @@ from syngap.optim.tensors import accumulator, is_sharded, kept_in
 __all__ = [
     "DIRECTIONS",
     "IMPORTANCE",
+    "MOMENTS",
     "VERSION",
-    "Directions",
+    "RestoredDirections",
     "basis_in",
     "grown",
     "names_of",
@@ -29,9 +30,11 @@ __all__ = [
 ]
 
 
-# The gate's part of a parameter's state; "left" and "right" are the directions of its two sides.
+# The gate's part of a parameter's state; "left" and "right" are the directions of its two sides,
+# moments what they follow in a stream.
 DIRECTIONS = ("left", "right")
-IMPORTANCE = ("importance", "mean", "turn", *DIRECTIONS)
+MOMENTS = ("left_moment", "right_moment")
+IMPORTANCE = ("importance", "mean", "turn", *DIRECTIONS, *MOMENTS)
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.
 VERSION = 1
@@ -74,7 +77,7 @@ def _restored_importance(param: Tensor, saved: dict[str, Any], compact: bool) ->
     return state | {"mean": mean.to(param.device, dtype, copy=True)}
 
 
-class Directions:
+class RestoredDirections:
     """Directions that are restored, each in memory once: layers with the same inputs share them.
 
     Args:
@@ -107,7 +110,7 @@ def restore_state(
     state: dict[str, Any],
     saved: dict[str, Any],
     compact: bool,
-    directions: Directions,
+    directions: RestoredDirections,
 ) -> None:
     """Put a saved importance, in its own precision, into a state that torch has loaded."""
     state.pop("turn", None)  # of one that is compact, if this is not
@@ -118,6 +121,9 @@ def restore_state(
         for name in DIRECTIONS:
             if name in saved:
                 state[name] = directions.restored(param, name, saved[name])
+        for name in MOMENTS:
+            if name in saved:
+                state[name] = saved[name].detach().to(param.device, copy=True).contiguous()
 
 
 def _lay_out_like(param: Tensor, state: dict[str, Any]) -> None:
@@ -214,6 +220,8 @@ def grown(
             continue
         if key in DIRECTIONS and basis is not None:
             larger[key] = _grown_side(value, old, new, DIRECTIONS.index(key))
+        elif key in MOMENTS and basis is not None:
+            larger[key] = _grown_moment(value, old, new, MOMENTS.index(key))
         elif key == "importance" and basis is not None:
             larger[key] = _grown_coordinates(value, basis, old, new)
         elif value.shape == old.shape:
@@ -252,6 +260,15 @@ def _grown_side(side: Tensor, old: Tensor, new: Tensor, place: int) -> Tensor:
     return larger
 
 
+def _grown_moment(moment: Tensor, old: Tensor, new: Tensor, place: int) -> Tensor:
+    """Return the second moment of a side of `old`, for that of `new`: zero where it is new."""
+    before, after = (_extent(weight, moment, place) for weight in (old, new))
+    known = _places(before, after, moment.device)
+    larger = moment.new_zeros(math.prod(after), math.prod(after))
+    larger[known.unsqueeze(-1), known] = moment
+    return larger
+
+
 def _grown_coordinates(value: Tensor, basis: Basis, old: Tensor, new: Tensor) -> Tensor:
     """Return numbers in the coordinates of `old`, for those of `new`."""
     given = (basis.left, basis.right)
@@ -283,8 +300,9 @@ def _places(before: Sequence[int], after: Sequence[int], device: torch.device) -
 
 
 def without_directions(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state but for its directions."""
-    return {key: value for key, value in state.items() if key not in DIRECTIONS}
+    """Return a state but for its directions and their moments."""
+    left_out = (*DIRECTIONS, *MOMENTS)
+    return {key: value for key, value in state.items() if key not in left_out}
 
 
 def unshared(state_dict: dict[str, Any]) -> dict[str, Any]:

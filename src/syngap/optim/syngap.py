@@ -22,6 +22,7 @@ from syngap.optim.checks import (
     check_own_options,
 )
 from syngap.optim.defaults import DEFAULTS
+from syngap.optim.directions import Directions, check_group, chosen_directions, require_weights
 from syngap.optim.fisher import Estimator, EstimatorName, Schedule
 from syngap.optim.gate import Gate
 from syngap.optim.gated import GatedOptimizer, add_counts
@@ -43,7 +44,6 @@ class SynGAP(GatedOptimizer):
     Momentum and weight decay are outside the paper. Both come before the mask, which acts on the
     finished update: m ← momentum · m + (∇L + weight_decay · θ), θ ← θ - η Ω ⊙ m. Important
     weights therefore also decay less, and opening the gate releases the momentum gathered so far.
-    `SynGAP.wrap(torch.optim.SGD(...))` with the same values takes the same steps.
 
     Args:
         params: parameters, named parameters or groups of them. A group may have its own `lr`,
@@ -58,15 +58,14 @@ class SynGAP(GatedOptimizer):
         weight_decay: ≥ 0, added to the gradient as in `torch.optim.SGD`.
         scope: what the mean importance is taken over: all trainable parameters of the "network"
             (the paper), or each "tensor" by itself, which keeps layers from competing.
+        directions: True takes importance along directions of weights, which follow the stream, in
+            place of entries; `Directions` has its options.
         estimator: "sampled" takes the square of the summed scores: one more backward pass,
             unbiased, noisy. "exact" squares sample by sample, for `model`'s Linear, Conv1d/2d,
             BatchNorm, LayerNorm, GroupNorm and Embedding (others take the square of their summed
-            score, and a warning names them). Train-mode BatchNorm counts with its batch statistics
-            held constant; nothing else may mix samples (attention across the batch, mixup of
-            activations). Every module's input must have the batch first: another order goes
-            unnoticed where it has the same length. "empirical" is "sampled" with the true labels
-            given to `observe`: neither unbiased nor independent of the batch size, for comparison
-            only.
+            score, and a warning names them); its inputs have the batch first, and nothing but
+            BatchNorm may mix samples. "empirical" is "sampled" with the true labels given to
+            `observe`: neither unbiased nor independent of the batch size, for comparison only.
         every: refresh importance at each k-th step, with retention**k; `observe` costs nothing at
             the others.
         warmup: before that, all of so many steps refresh it: weights that the gate does not hold
@@ -119,6 +118,7 @@ class SynGAP(GatedOptimizer):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         scope: Scope = "network",
+        directions: bool | Directions = False,
         estimator: EstimatorName = "sampled",
         every: int = DEFAULTS.every,
         warmup: int = DEFAULTS.warmup,
@@ -159,8 +159,10 @@ class SynGAP(GatedOptimizer):
             compact=compact,
             non_finite=non_finite,
             option_names=("lr", *GATE_OPTIONS, *OWN_OPTIONS),
+            directions=chosen_directions(directions, estimator=estimator, compact=compact),
         )
         super().__init__(gate, params, add_counts(defaults, behind=None))
+        require_weights(self._gate.params(), gate.directions)
 
     @classmethod
     def wrap(
@@ -198,7 +200,7 @@ class SynGAP(GatedOptimizer):
             >>> logits.logsumexp(1).mean().backward()
             >>> optimizer.step()
         """
-        options = {
+        gate = {
             "retention": retention,
             "consolidation": consolidation,
             "damping": damping,
@@ -207,9 +209,7 @@ class SynGAP(GatedOptimizer):
             "bounded": bounded,
         }
         chosen = Estimator(estimator, generator, model, process_group)
-        return WrappedSynGAP(
-            optimizer, chosen, Schedule(every, warmup), compact, non_finite, options
-        )
+        return WrappedSynGAP(optimizer, chosen, Schedule(every, warmup), compact, non_finite, gate)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Fold what `closure` or the loop observed into importance, then move the parameters."""
@@ -247,3 +247,4 @@ class SynGAP(GatedOptimizer):
     def _check_options(self, options: dict[str, Any]) -> None:
         super()._check_options(options)
         check_own_options(options)
+        check_group(options, self._gate.directions)

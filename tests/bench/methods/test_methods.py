@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy
 
 from syngap import optim
 from syngap.bench import methods
+from syngap.bench.errors import UserError
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.states import restore
@@ -419,6 +420,7 @@ GATES: dict[str, dict[str, Any]] = {
     "every-third": {"every": 3, "warmup": 0},
     "unbounded": {"bounded": False},
     "compact": {"compact": True},
+    "directions": {"directions": True},
     "no-buffer": {"buffer": 0},
     "balanced": {"memory": "balanced"},
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "consolidation": 0.7},
@@ -430,7 +432,8 @@ def gated(model: nn.Module, labels: torch.Generator, options: dict[str, Any]) ->
     """The optimizer that a user would write down for these options."""
     own = {key: options[key] for key in ("momentum", "weight_decay") if key in options}
     names = ("retention", "consolidation", "damping", "ambient", "scope", "estimator", "every")
-    gate = {key: options[key] for key in (*names, "warmup", "bounded", "compact") if key in options}
+    names += ("warmup", "bounded", "compact", "directions")
+    gate = {key: options[key] for key in names if key in options}
     gate |= {"generator": labels, "model": model}
     kind = options.get("optimizer", "sgd")
     if kind == "sgd":
@@ -450,7 +453,7 @@ def test_syngap_is_er_with_the_optimizer_of_this_package_bit_for_bit(
     )
     model = double_network().float()
     optimizer = gated(model, float_learner().generator("labels"), options)
-    for step, batch in enumerate(arriving(8)):
+    for step, batch in enumerate(arriving(12)):
         method.step(batch)
         drawn = draws.one()
         x, y = batch
@@ -472,7 +475,7 @@ def test_every_option_of_the_gate_changes_what_syngap_learns() -> None:
         method = methods.registry.get("syngap")(
             pupil, **{"lr": 0.05, "buffer": 8, "replay": 4} | options
         )
-        for batch in arriving(8):
+        for batch in arriving(12):
             method.step(batch)
         return values_of(pupil.model)
 
@@ -525,6 +528,14 @@ def test_syngap_with_its_gate_open_is_er() -> None:
         er.step(batch)
         open_gate.step(batch)
     assert_same_weights(open_gate.learner.model, er.learner.model)
+
+
+def test_directions_where_they_cannot_be_are_refused() -> None:
+    with pytest.raises(UserError, match="directions: true takes optimizer: sgd, got adam"):
+        method_of("syngap", directions=True, optimizer="adam")
+    captured = Learner(double_network(), lambda x, generator: x, captured=True)
+    with pytest.raises(UserError, match="set captured: false in training"):
+        methods.registry.get("syngap")(captured, directions=True)
 
 
 @pytest.mark.parametrize("name", ["er", "er_ace", "derpp", "ewcpp", "syngap", "joint"])

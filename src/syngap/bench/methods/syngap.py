@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from syngap import optim
+from syngap.bench.errors import UserError
 from syngap.bench.methods.descent import OptimizerName
 from syngap.bench.methods.er import ER
 from syngap.bench.methods.learner import Learner
@@ -34,6 +35,8 @@ class SynGAP(ER):
         damping: λ, keeps F/μ defined.
         ambient: ε, plasticity that always remains.
         scope: the mean importance is that of the "network" or of each "tensor".
+        directions: importance along directions of weights, with optimizer "sgd" alone; on a GPU it
+            needs `captured: false` of the training.
         estimator: "sampled", "exact" or "empirical".
         every: refresh importance at each k-th step.
         warmup: before that, all of so many steps refresh it.
@@ -55,6 +58,7 @@ class SynGAP(ER):
         damping: NonNegative = DEFAULTS.damping,
         ambient: NonNegative = DEFAULTS.ambient,
         scope: Literal["network", "tensor"] = "network",
+        directions: bool = False,
         estimator: Literal["sampled", "exact", "empirical"] = "sampled",
         every: Count = DEFAULTS.every,
         warmup: Natural = DEFAULTS.warmup,
@@ -62,6 +66,13 @@ class SynGAP(ER):
         compact: bool = False,
         **er: Any,
     ) -> None:
+        if directions and optimizer != "sgd":
+            raise UserError(f"directions: true takes optimizer: sgd, got {optimizer}")
+        if directions and learner.captured:
+            raise UserError(
+                "directions: true takes steps that no CUDA graph can replay: set captured: false "
+                "in training"
+            )
         own: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(learner, optimizer=optimizer, **own, **er)
         self.labels = learner.generator("labels", learner.device)
@@ -84,7 +95,11 @@ class SynGAP(ER):
         self.optimizer: optim.GatedOptimizer
         if optimizer == "sgd":  # the same steps as wrap would take, with less traffic
             self.optimizer = optim.SynGAP(
-                learner.parameters(), capturable=learner.captured, **own, **gate
+                learner.parameters(),
+                capturable=learner.captured,
+                directions=directions,
+                **own,
+                **gate,
             )
         else:
             self.optimizer = optim.SynGAP.wrap(self.optimizer, **gate)
