@@ -30,7 +30,7 @@ from syngap.optim.scores import (
     suspect_classes_first,
     suspect_probabilities,
 )
-from syngap.optim.tensors import is_sharded, sum_over_shards, wide
+from syngap.optim.tensors import gathered, is_sharded, sum_over_shards, wide
 
 __all__ = ["Estimator", "EstimatorName", "Observation", "Schedule", "merged"]
 
@@ -249,7 +249,7 @@ class Estimator:
                 for param, score in scores.items():  # whose means are of all directions
                     basis = basis_of(param)
                     if basis is not None:
-                        observation.values[param] = basis.into(wide(score))
+                        observation.values[param] = basis.into(wide(gathered(score, param)))
         if not check:
             return observation.without_overflow()
         if observation.is_finite():

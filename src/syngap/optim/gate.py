@@ -346,7 +346,7 @@ class Gate:
         bases = [self.basis_of(param) for param in params]
         work = Work.of(group, params, states, network, bases if any(bases) else [])
         if work.bases and keep is None:
-            work.stacks = stack_alike(work.bases, work.params)
+            work.stacks = stack_alike(work.bases, work.whole)
             share_stacks(work.stacks, states)
         if self.compact:
             turn = shared_turn(states, moves=seen is not None and keep is None)

@@ -128,7 +128,7 @@ def _lay_out_like(param: Tensor, state: dict[str, Any]) -> None:
     """
     for key, value in state.items():
         is_like = isinstance(value, Tensor) and value.shape == param.shape
-        if is_like and value.stride() != param.stride() and not is_sharded(value):
+        if is_like and value.stride() != param.stride() and not is_sharded(param):
             like = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format)
             state[key] = like.copy_(value)
 

@@ -25,6 +25,7 @@ from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION
+from syngap.optim.tensors import as_shard, local
 from syngap.optim.update import Work, fold, masks, portions, scale, stack_masks
 
 __all__ = ["WrappedSynGAP"]
@@ -239,13 +240,14 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
     torch._foreach_copy_(held, work.params)
     grads = [param.grad for param in work.whole]
     rotated = [
-        param if grad is None else grad for param, grad in zip(work.params, grads, strict=True)
+        param if grad is None else local(grad)
+        for param, grad in zip(work.params, grads, strict=True)
     ]
     for stack in work.stacks:
         stack.scatter(stack.basis.into(stack.gather(rotated)), rotated)
     for place in places:
         if grads[place] is not None:
-            work.whole[place].grad = rotated[place]
+            work.whole[place].grad = as_shard(rotated[place], work.whole[place])
     starts: list[Tensor] = []
     if keeps_weights:
         there = list(work.params)
