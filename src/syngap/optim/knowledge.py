@@ -77,7 +77,6 @@ def take_knowledge(
         progress: called after each batch with the number done and, where known, of all.
         look: gets the number and the prediction of each batch, once.
     """
-    reshard(model)
     params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
     if not params:
         raise ValueError("every parameter of the model is frozen, so there is nothing to protect")

@@ -24,7 +24,7 @@ from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
-from syngap.optim.state_transfer import VERSION
+from syngap.optim.state_transfer import VERSION, sharded_state
 from syngap.optim.tensors import as_shard, local
 from syngap.optim.update import Work, fold, masks, portions, scale, stack_masks
 
@@ -177,11 +177,12 @@ class WrappedSynGAP(GatedOptimizer):
             super().load_state_dict(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        match(state_dict, self.param_groups)
+        matched = match(state_dict, self.param_groups)
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         own: dict[int, dict[str, Any]] = {}
         base: dict[int, dict[str, Any]] = {}
-        for index, state in state_dict["state"].items():
-            for key, value in state.items():
+        for index, (param, state) in zip(indices, matched.items(), strict=True):
+            for key, value in sharded_state(state, param).items():
                 if str(key).startswith(_PREFIX):
                     base.setdefault(index, {})[key[len(_PREFIX) :]] = value
                 else:

@@ -44,9 +44,9 @@ def require_same(given: dict[str, Any], group: dist.ProcessGroup | None) -> None
         for name, value in first.items():
             if other[name] != value:
                 raise ValueError(
-                    f"{name} is {value!r} in process 0 and {other[name]!r} in process {rank}: give "
+                    f"{name}: {value!r} in process 0, {other[name]!r} in process {rank}. Give "
                     "every process the same known inputs, options and start model; for a model "
-                    "that only one process trains pass process_group=None"
+                    "that one process trains alone pass process_group=None"
                 )
 
 

@@ -123,7 +123,7 @@ def protect(
     mark = known_inputs.fingerprint(taught, model.parameters())
     options: dict[str, Any] = {"consolidation": float(consolidation), "ambient": float(ambient)}
     same = options | {"gate": gate, "teacher": teacher, "rank": rank, "rotate": rotate}
-    same |= {"known inputs and weights": mark, "batches": len(batches), "every": every}
+    same |= {"known inputs or weights": mark, "batches": len(batches), "every": every}
     require_same(same, group)
     # Forward passes of FSDP2 wait for all processes anyhow.
     is_whole = not any(is_sharded(param) for param in model.parameters())
