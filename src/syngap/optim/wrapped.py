@@ -187,6 +187,8 @@ class WrappedSynGAP(GatedOptimizer):
                     base.setdefault(index, {})[key[len(_PREFIX) :]] = value
                 else:
                     own.setdefault(index, {})[key] = value
+        if not base:
+            self._require_base_state(state_dict["param_groups"])
         super()._load(state_dict | {"state": own})
         of_base = state_dict | {"state": base}
         check_states(
@@ -199,6 +201,17 @@ class WrappedSynGAP(GatedOptimizer):
         self.base.load_state_dict(of_base)
         for group in self.param_groups:
             group["version"] = VERSION
+
+    def _require_base_state(self, saved: list[dict[str, Any]]) -> None:
+        """Refuse a protected run without Adam's moments, which would go on with those of zero."""
+        is_used = any("protection" in group and group.get("steps") for group in saved)
+        if is_used and isinstance(self.base, (torch.optim.Adam, torch.optim.AdamW)):
+            raise ValueError(
+                f"the state_dict has nothing of {type(self.base).__name__}'s own, which made steps:"
+                " torch.distributed.checkpoint.load leaves out what a new optimizer has not made "
+                "yet; save what get_optimizer_state_dict returns by torch.save, and give that to "
+                "set_optimizer_state_dict"
+            )
 
     def _check_options(self, options: dict[str, Any]) -> None:
         super()._check_options(options)
