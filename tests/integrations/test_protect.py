@@ -25,6 +25,7 @@ from syngap.protection import Protection
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
+from accelerate import Accelerator
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -503,6 +504,45 @@ def test_a_loop_of_ones_own_resumes_to_the_same_bits(way: dict[str, Any]) -> Non
     assert_identical(values_of(resumed[0]), values_of(whole[0]))
     assert_identical(resumed[2].state_dict(), whole[2].state_dict())
     assert resumed[1].report() == whole[1].report()
+
+
+@pytest.mark.parametrize("way", [{}, {"rank": 2}], ids=["rotated", "filtered"])
+def test_accelerate_takes_the_steps_of_a_loop_and_resumes_to_the_same_bits(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    def begin() -> Any:
+        model = decoder(0.0)
+        protection = syngap.protect(model, KNOWN, anchors=2, **way)
+        return model, protection, protection.optimizer(AdamW(model.parameters(), RATE))
+
+    def train(run: Any, steps: range, backward: Callable[[Tensor], Any] = Tensor.backward) -> None:
+        model, protection, optimizer = run
+        for step in steps:
+            batch = collated(text()[BATCH * step : BATCH * (step + 1)])
+            optimizer.zero_grad()
+            backward(model(**batch).loss + protection.loss())
+            optimizer.step()
+
+    def prepared(run: Any) -> tuple[Any, Accelerator]:
+        accelerator = Accelerator(cpu=True)
+        model, optimizer = accelerator.prepare(run[0], run[2])
+        return (model, run[1], optimizer), accelerator
+
+    by_hand = begin()
+    train(by_hand, range(6))
+    own = begin()
+    whole, accelerator = prepared(own)
+    train(whole, range(3), accelerator.backward)
+    accelerator.save_state(str(tmp_path))
+    train(whole, range(3, 6), accelerator.backward)
+    other = begin()
+    resumed, accelerator = prepared(other)
+    accelerator.load_state(str(tmp_path))
+    train(resumed, range(3, 6), accelerator.backward)
+    for run in (own, other):
+        assert_identical(values_of(run[0]), values_of(by_hand[0]))
+        assert_identical(run[2].state_dict(), by_hand[2].state_dict())
+        assert run[1].report() == by_hand[1].report()
 
 
 def test_a_second_training_goes_on_behind_the_same_gate(tmp_path: Path) -> None:

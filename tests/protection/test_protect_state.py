@@ -110,6 +110,21 @@ def through_file(value: Any) -> Any:
 # Saving and loading -------------------------------------------------------------------------------
 
 
+def test_a_state_without_moments_is_refused() -> None:
+    """As torch.distributed.checkpoint.load leaves it, for an optimizer that has made no step."""
+    run = branches()
+    before = through_file(run[2].state_dict())
+    learn(run, range(2))
+    saved = through_file(run[2].state_dict())
+    for state in saved["state"].values():
+        for key in [key for key in state if key.startswith("base.")]:
+            del state[key]
+    fresh = branches()[2]
+    with pytest.raises(ValueError, match="nothing of AdamW's own"):
+        fresh.load_state_dict(saved)
+    fresh.load_state_dict(before)  # made no step, so there is nothing to miss
+
+
 @some_cases
 @every_base
 @every_form

@@ -231,7 +231,10 @@ class SynGAPTrainer(Trainer):
                 "give the Trainer a model"
             )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError("protect= needs whole weights, and FSDP and DeepSpeed divide them")
+            raise ValueError(
+                "protect= takes importance before FSDP or DeepSpeed divide the weights, which then "
+                "are others: use DDP, or for FSDP2 call syngap.protect in a loop of your own"
+            )
         if isinstance(given, Protection):
             if given.model is not self.model:
                 raise ValueError(

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from syngap.optim.tensors import gathered, is_sharded, part_of
+
 __all__ = ["Basis", "Stack", "share_stacks", "stack_alike"]
 
 
@@ -101,12 +103,16 @@ class Basis:
 class Stack:
     """Bases of weights of equal shape, which a GPU multiplies at once.
 
+    The matrix of a weight that is sharded is gathered for it, in every process.
+
     Attributes:
-        places: which of a list of weights they are of.
+        weights: the list of weights.
+        places: which of them they are of.
         basis: their directions, stacked where there are several.
         mask: their masks, once they are known, likewise.
     """
 
+    weights: Sequence[Tensor]
     places: list[int]
     basis: Basis
     mask: Tensor | None = None
@@ -114,14 +120,16 @@ class Stack:
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return what a list has at these places as one tensor."""
         if len(self.places) == 1:
-            return tensors[self.places[0]]
+            (place,) = self.places
+            return gathered(tensors[place], self.weights[place])
         return torch.stack([tensors[place].flatten(1) for place in self.places])
 
     def scatter(self, found: Tensor, results: list[Tensor]) -> None:
         """Put the parts of one tensor to these places of a list, in the shapes that it has."""
         parts = found.unbind() if len(self.places) > 1 else (found,)
         for place, part in zip(self.places, parts, strict=True):
-            results[place] = part.view(results[place].shape)
+            weight = self.weights[place]
+            results[place] = part_of(part.view(weight.shape), weight)
 
 
 def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> list[Stack]:
@@ -129,11 +137,13 @@ def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> lis
     alike: dict[object, list[int]] = {}
     for place, (basis, weight) in enumerate(zip(bases, weights, strict=True)):
         if basis is not None:
-            alike.setdefault(_kind(basis, weight) if weight.is_cuda else place, []).append(place)
+            is_alone = is_sharded(weight) or not weight.is_cuda
+            alike.setdefault(place if is_alone else _kind(basis, weight), []).append(place)
     stacks = []
     for places in alike.values():
         found = [basis for place in places if (basis := bases[place]) is not None]
-        stacks.append(Stack(places, found[0] if len(found) == 1 else _stacked(found)))
+        basis = found[0] if len(found) == 1 else _stacked(found)
+        stacks.append(Stack(weights, places, basis))
     return stacks
 
 

@@ -26,7 +26,7 @@ from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
 from syngap.optim.state_transfer import basis_in, names_of
-from syngap.optim.tensors import accumulator, alike, kept_in, local_gradient, wide
+from syngap.optim.tensors import accumulator, alike, gathered, kept_in, local_gradient, wide
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
@@ -241,9 +241,10 @@ class Gate:
             basis = self.basis_of(param)
             if basis is not None:
                 with torch.autocast(score.device.type, enabled=False):
-                    seen.values[param] = basis.into(wide(score))
+                    whole = wide(gathered(score, param))
+                    seen.values[param] = basis.into(whole)
                     if self.directions is not None:
-                        seen.moments[param] = second_moments(wide(score), basis, seen.weight)
+                        seen.moments[param] = second_moments(whole, basis, seen.weight)
         return seen
 
     def discard(self) -> None:
@@ -375,7 +376,7 @@ class Gate:
         bases = [self.basis_of(param) for param in params]
         work = Work.of(group, params, states, network, bases if any(bases) else [])
         if work.bases and keep is None and self.directions is None:
-            work.stacks = stack_alike(work.bases, work.params)
+            work.stacks = stack_alike(work.bases, work.whole)
             share_stacks(work.stacks, states)
         if self.compact:
             turn = shared_turn(states, moves=seen is not None and keep is None)

@@ -21,8 +21,9 @@ from syngap.optim.basis import Basis
 from syngap.optim.consolidation import Predict, Progress, predictions
 from syngap.optim.moments import Moments, Rank, add_moments, find_bases, require_finite
 from syngap.optim.scores import SCALE, Prediction, read_prediction
+from syngap.optim.sharded import reshard, whole_leaves
 from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
-from syngap.optim.tensors import accumulator, kept_in
+from syngap.optim.tensors import accumulator, as_shard, kept_in, part_of
 from syngap.optim.uses import Key, Recorder, Rows, Use
 
 __all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
@@ -107,7 +108,10 @@ def take_knowledge(
 def adopt_knowledge(param: Tensor, state: dict[str, Any], known: Known, compact: bool) -> None:
     """Put what is known of a parameter into its state, where observations go on from it."""
     known.importance = known.importance.to(kept_in(param.dtype, compact))
-    state["importance"] = known.importance.clone()
+    importance = known.importance
+    if known.basis is None:
+        importance = as_shard(part_of(importance, param), param)
+    state["importance"] = importance.clone()
     state["mean"] = known.mean.to(accumulator(param.dtype))
     state |= _sides(known)
 
@@ -164,9 +168,11 @@ class _Passes:
         self.mask_of, self.predict, self.generator = mask_of, predict, generator
         self.progress, self.look = progress, look
         self.wanted = params  # whose gradients are taken as well
+        self.leaves = whole_leaves(model, params)
 
     def run(self, done: range) -> Iterator[_Scored]:
-        recorder = Recorder(self.params)
+        recorder = Recorder(self.leaves.values())
+        params = {leaf: param for param, leaf in self.leaves.items()}
         numbers = iter(zip(done, self.batches, strict=True))
         with torch.enable_grad():
             for prediction in predictions(
@@ -183,16 +189,22 @@ class _Passes:
                     self.look(number, prediction)
                 mask = self.mask_of(batch, prediction)
                 read = read_prediction(prediction, mask=mask, generator=self.generator)
+                for use in recorder.uses:
+                    use.key = params[use.key[0]], use.key[1]
                 if read.count:
                     yield self._scored(read, recorder.uses)
                 recorder.uses.clear()
                 if self.progress is not None:
                     self.progress(number + 1, 2 * len(self.batches))
+        reshard(self.model)
 
     def _scored(self, read: Prediction, uses: list[Use]) -> _Scored:
         outputs = list({id(use.output): use.output for use in uses}.values())
         found = torch.autograd.grad(
-            read.output, [*outputs, *self.wanted], read.cotangent * SCALE, allow_unused=True
+            read.output,
+            [*outputs, *(self.leaves[param] for param in self.wanted)],
+            read.cotangent * SCALE,
+            allow_unused=True,
         )
         deltas = dict(zip(map(id, outputs), found[: len(outputs)], strict=True))
         kept = [use for use in uses if deltas[id(use.output)] is not None]
@@ -216,7 +228,7 @@ def _explained(scored: _Scored, params: list[Tensor]) -> set[Tensor]:
         if left.is_one_hot and left.groups != scored.batch:  # looked up once for all samples
             shared.add(param)
         found = _gradients([(left.pooled(), right.pooled())], None, param, index)[0]
-        total = sums.setdefault(param, torch.zeros_like(param, dtype=found.dtype))
+        total = sums.setdefault(param, found.new_zeros(param.shape))
         (total if index is None else total[index]).view(found.shape).add_(found)
     scale = scored.count**0.5 / SCALE
     return {
@@ -302,7 +314,7 @@ def _in_parts(
         factors = [(left.pooled(), right.pooled()) for left, right in factors]
         groups = {1}
     (count,) = groups
-    size = param.numel() if index is None else param[0].numel()
+    size = (param.shape if index is None else param.shape[1:]).numel()
     together = max(1, _TOGETHER // max(1, size))
     for start in range(0, count, together):
         part = slice(start, start + together)
@@ -324,7 +336,7 @@ def _gradients(
     for left, right in factors:
         rows = _rotated(right.values, None if basis is None else basis.right)
         if left.is_one_hot:
-            vocabulary = len(param if index is None else param[index])
+            vocabulary = param.shape[0 if index is None else 1]
             found = rows.new_zeros(len(rows), vocabulary, rows.shape[-1])
             tokens = left.values.unsqueeze(-1).expand_as(rows)
             found.scatter_add_(1, tokens, rows)

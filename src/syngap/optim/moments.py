@@ -132,7 +132,7 @@ def basis_dtype(params: Sequence[Tensor]) -> torch.dtype | None:
 def affordable_rank(params: Sequence[Tensor]) -> Rank:
     """Return "full" where complete bases are small, or small beside what training needs anyway."""
     size = 2 if basis_dtype(params) is not None else 4
-    matrices = [param.flatten(1).shape for param in params if param.dim() >= 2]
+    matrices = [(len(param), param.shape[1:].numel()) for param in params if param.dim() >= 2]
     needed = size * sum(side**2 for shape in matrices for side in shape if side <= LARGEST)
     total = sum(param.numel() for param in params)
     return "full" if needed <= max(_SMALL, _FULL_BYTES * total) else _SHARE

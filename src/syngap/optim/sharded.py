@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from syngap.optim.scores import SCALE, Prediction
 from syngap.optim.tensors import is_sharded, local, redistribute_like
 
-__all__ = ["named_parameters", "sharded_scores"]
+__all__ = ["named_parameters", "reshard", "sharded_scores", "whole_leaves"]
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -30,6 +30,38 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     sharded = {whole: shard for unit in _units(_states()) for shard, whole in _pairs(unit)}
     for name, param in model.named_parameters():
         yield name, sharded.get(param, param)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let each process hold its own part of what FSDP2 leaves whole after a forward pass alone."""
+    for module in _sharded_modules(model):
+        module.reshard()
+
+
+def whole_leaves(model: nn.Module, params: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    """Return what takes each parameter's place in a forward pass: itself, or what FSDP2 gathers."""
+    if not any(is_sharded(param) for param in params):
+        return {param: param for param in params}
+    for module in _sharded_modules(model):  # the leaves are there after the first time
+        module.unshard()
+        module.reshard()
+    leaves = {shard: leaf for unit in _units(_states()) for shard, leaf in _pairs(unit)}
+    found = {param: leaves.get(param, param) for param in params}
+    if any(is_sharded(leaf) for leaf in found.values()):
+        raise ValueError(
+            "a parameter is a DTensor that fully_shard does not gather: protect() takes FSDP2's "
+            "shards, and no tensor parallelism; protect a model that is not divided so"
+        )
+    return found
+
+
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that `fully_shard` was called on."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def sharded_scores(

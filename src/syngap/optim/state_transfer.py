@@ -11,7 +11,7 @@ from torch import Tensor
 
 from syngap.optim.basis import Basis
 from syngap.optim.compact import first_turn
-from syngap.optim.tensors import accumulator, is_sharded, kept_in
+from syngap.optim.tensors import accumulator, as_shard, is_sharded, kept_in, part_of
 
 __all__ = [
     "DIRECTIONS",
@@ -25,6 +25,7 @@ __all__ = [
     "place_to_grow",
     "require_growth",
     "restore_state",
+    "sharded_state",
     "unshared",
     "without_directions",
 ]
@@ -134,7 +135,7 @@ def _lay_out_like(param: Tensor, state: dict[str, Any]) -> None:
     """
     for key, value in state.items():
         is_like = isinstance(value, Tensor) and value.shape == param.shape
-        if is_like and value.stride() != param.stride() and not is_sharded(value):
+        if is_like and value.stride() != param.stride() and not is_sharded(param):
             like = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format)
             state[key] = like.copy_(value)
 
@@ -297,6 +298,22 @@ def _places(before: Sequence[int], after: Sequence[int], device: torch.device) -
     """Return where entries of a smaller shape are among all of a larger one."""
     numbers = torch.arange(math.prod(after), device=device).view(*after)
     return numbers[tuple(slice(size) for size in before)].flatten()
+
+
+def sharded_state(state: dict[str, Any], param: Tensor) -> dict[str, Any]:
+    """Return a state of whole tensors, as a full checkpoint has them, sharded as a parameter is.
+
+    What is along directions stays whole.
+    """
+    if not is_sharded(param):
+        return state
+    whole = () if basis_in(state) is None else ("importance", *DIRECTIONS)
+    found = dict(state)
+    for key, value in state.items():
+        is_plain = isinstance(value, Tensor) and not is_sharded(value)
+        if is_plain and key not in whole and value.shape == param.shape:
+            found[key] = as_shard(part_of(value, param).clone(), param)
+    return found
 
 
 def without_directions(state: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 __all__ = [
     "accumulator",
     "alike",
+    "as_shard",
+    "gathered",
     "is_sharded",
     "kept_in",
     "local",
     "local_gradient",
+    "part_of",
     "redistribute_like",
     "sum_over_shards",
     "wide",
@@ -79,6 +82,37 @@ def redistribute_like(param: Any, grad: Any) -> Any:
     if not is_sharded(grad) or grad.placements == param.placements:
         return grad
     return grad.redistribute(param.device_mesh, param.placements)
+
+
+def as_shard(part: Tensor, param: Any) -> Tensor:
+    """Return this process's part of a tensor as a part of one that is sharded like a parameter."""
+    if not is_sharded(param):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    shape, stride = param.shape, param.stride()
+    return DTensor.from_local(
+        part, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride
+    )
+
+
+def gathered(part: Tensor, param: Tensor) -> Tensor:
+    """Return the whole tensor, of which each process has the part that it has of the parameter."""
+    if not is_sharded(param):
+        return part
+    whole: Tensor = as_shard(part, param).full_tensor()  # type: ignore[attr-defined]
+    return whole
+
+
+def part_of(whole: Tensor, param: Any) -> Tensor:
+    """Return the part of a whole tensor that this process would hold of the parameter."""
+    if not is_sharded(param):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = param.device_mesh
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return local(everywhere.redistribute(mesh, param.placements))
 
 
 def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor]:

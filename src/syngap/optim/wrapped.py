@@ -24,7 +24,8 @@ from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
-from syngap.optim.state_transfer import VERSION
+from syngap.optim.state_transfer import VERSION, sharded_state
+from syngap.optim.tensors import as_shard, local
 from syngap.optim.update import Work, fold, masks, portions, scale, stack_masks
 
 __all__ = ["WrappedSynGAP"]
@@ -176,15 +177,18 @@ class WrappedSynGAP(GatedOptimizer):
             super().load_state_dict(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        match(state_dict, self.param_groups)
+        matched = match(state_dict, self.param_groups)
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         own: dict[int, dict[str, Any]] = {}
         base: dict[int, dict[str, Any]] = {}
-        for index, state in state_dict["state"].items():
-            for key, value in state.items():
+        for index, (param, state) in zip(indices, matched.items(), strict=True):
+            for key, value in sharded_state(state, param).items():
                 if str(key).startswith(_PREFIX):
                     base.setdefault(index, {})[key[len(_PREFIX) :]] = value
                 else:
                     own.setdefault(index, {})[key] = value
+        if not base:
+            self._require_base_state(state_dict["param_groups"])
         super()._load(state_dict | {"state": own})
         of_base = state_dict | {"state": base}
         check_states(
@@ -197,6 +201,17 @@ class WrappedSynGAP(GatedOptimizer):
         self.base.load_state_dict(of_base)
         for group in self.param_groups:
             group["version"] = VERSION
+
+    def _require_base_state(self, saved: list[dict[str, Any]]) -> None:
+        """Refuse a protected run without Adam's moments, which would go on with those of zero."""
+        is_used = any("protection" in group and group.get("steps") for group in saved)
+        if is_used and isinstance(self.base, (torch.optim.Adam, torch.optim.AdamW)):
+            raise ValueError(
+                f"the state_dict has nothing of {type(self.base).__name__}'s own, which made steps:"
+                " torch.distributed.checkpoint.load leaves out what a new optimizer has not made "
+                "yet; save what get_optimizer_state_dict returns by torch.save, and give that to "
+                "set_optimizer_state_dict"
+            )
 
     def _check_options(self, options: dict[str, Any]) -> None:
         super()._check_options(options)
@@ -239,13 +254,14 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
     torch._foreach_copy_(held, work.params)
     grads = [param.grad for param in work.whole]
     rotated = [
-        param if grad is None else grad for param, grad in zip(work.params, grads, strict=True)
+        param if grad is None else local(grad)
+        for param, grad in zip(work.params, grads, strict=True)
     ]
     for stack in work.stacks:
         stack.scatter(stack.basis.into(stack.gather(rotated)), rotated)
     for place in places:
         if grads[place] is not None:
-            work.whole[place].grad = rotated[place]
+            work.whole[place].grad = as_shard(rotated[place], work.whole[place])
     starts: list[Tensor] = []
     if keeps_weights:
         there = list(work.params)

@@ -7,6 +7,7 @@ Where to find what:
 - `teacher`: the model's former answers, and how far it is from them
 - `interpolation`: weights between those of before and of now
 - `samples`: texts that a language model writes itself
+- `processes`: one protection for all processes of DDP and FSDP2
 - `report`: what was kept; `refusals`: what is refused, and warned of
 """
 

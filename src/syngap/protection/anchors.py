@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from syngap.optim.tensors import gathered, local
+
 __all__ = ["batches_of", "cut", "fingerprint", "length", "mask_of", "moved"]
 
 
@@ -96,7 +98,9 @@ def mask_of(batch: Any, prediction: Any) -> Tensor | None:
 def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:
     """Return a short text that other inputs, or other weights, would not give."""
     sums = [f"{number:.6g}" for batch in batches for number in _sums(batch)]
-    weights = torch.stack([param.detach().double().sum().cpu() for param in params])
+    weights = torch.stack(
+        [gathered(local(param.detach()), param).double().sum().cpu() for param in params]
+    )
     total = sum((place + 1) * float(number) for place, number in enumerate(sums))
     return f"{len(sums)} {total:.6g} {weights.abs().sum():.6g}"
 

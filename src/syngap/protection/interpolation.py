@@ -7,13 +7,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from syngap.optim.sharded import reshard
+from syngap.optim.tensors import local
+
 __all__ = ["copy_floats", "interpolate"]
 
 
 def _floats(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and those buffers that are averages, by name."""
-    buffers = model.named_buffers()
-    return dict(model.named_parameters()) | {n: b for n, b in buffers if b.is_floating_point()}
+    """Return what this process holds of parameters and of buffers that are averages, by name."""
+    reshard(model)
+    buffers = {name: each for name, each in model.named_buffers() if each.is_floating_point()}
+    found: dict[str, Tensor] = dict(model.named_parameters()) | buffers
+    return {name: local(tensor) for name, tensor in found.items()}
 
 
 def copy_floats(model: nn.Module) -> dict[str, Tensor]:

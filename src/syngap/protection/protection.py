@@ -14,17 +14,22 @@ from syngap.optim import gate_changes
 from syngap.optim.checks import check_number
 from syngap.optim.consolidation import Predict, Progress, call, in_eval_mode
 from syngap.optim.defaults import DEFAULTS
+from syngap.optim.distributed import Group, find_group
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, basis_dtype
-from syngap.optim.state_transfer import require_growth
+from syngap.optim.sharded import reshard
+from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
 from syngap.protection.interpolation import copy_floats, interpolate
+from syngap.protection.processes import raised_in_all, require_same, share_knowledge
 from syngap.protection.refusals import (
     check_arguments,
     check_choices,
+    check_growth,
     check_knowledge,
+    check_optimizer,
     names_of,
 )
 from syngap.protection.report import Report, compare, coverage, distance
@@ -53,6 +58,7 @@ def protect(
     every: int = 1,
     strength: float = 1.0,
     seed: int = 0,
+    process_group: Group = "auto",
     progress: Progress | None = None,
 ) -> Protection:
     """Take what a model knows from inputs without labels, to keep it while it learns.
@@ -79,6 +85,8 @@ def protect(
         every: `loss` is zero but at every k-th call.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
+        process_group: the processes that train the model together, each of which calls this with
+            the same arguments; "auto" is the model's group under DDP, else all, and None is none.
         progress: called after each batch with the number done and of all.
 
     Examples:
@@ -94,37 +102,51 @@ def protect(
         >>> protection.report().kl < 1
         True
     """
-    check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
-    check_choices({"gate": gate, "teacher": teacher}, rotate, seed)
-    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        model = model.module
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"protect() takes a torch.nn.Module, got {type(model).__name__}")
-    if not any(True for _ in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} has no parameters, so there is nothing to protect"
+    group = find_group(process_group, model)
+    with raised_in_all(group):
+        check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
+        check_choices({"gate": gate, "teacher": teacher}, rotate, seed)
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"protect() takes a torch.nn.Module, got {type(model).__name__}")
+        if not any(True for _ in model.parameters()):
+            raise ValueError(
+                f"{type(model).__name__} has no parameters, so there is nothing to protect"
+            )
+        batches = known_inputs.batches_of(known, batch_size)
+        is_cut = isinstance(known, (Tensor, Mapping))
+        taught = known_inputs.cut([known] if is_cut else batches, anchors)
+        parts = known_inputs.cut(batches, anchors)
+        aligned = list(map(known_inputs.length, parts)) == list(map(known_inputs.length, taught))
+    reshard(model)
+    mark = known_inputs.fingerprint(taught, model.parameters())
+    options: dict[str, Any] = {"consolidation": float(consolidation), "ambient": float(ambient)}
+    same = options | {"gate": gate, "teacher": teacher, "rank": rank, "rotate": rotate}
+    same |= {"known inputs or weights": mark, "batches": len(batches), "every": every}
+    require_same(same, group)
+    # Forward passes of FSDP2 wait for all processes anyhow.
+    is_whole = not any(is_sharded(param) for param in model.parameters())
+    with raised_in_all(group if is_whole else None):
+        protection = Protection(
+            model,
+            batches,
+            taught,
+            is_aligned=aligned,
+            uses_gate=gate,
+            uses_teacher=teacher,
+            predict=predict,
+            options=options | {"protection": mark},
+            rank=rank,
+            rotate=rotate,
+            every=every,
+            strength=strength,
+            seed=seed,
+            process_group=process_group,
+            progress=progress,
         )
-    batches = known_inputs.batches_of(known, batch_size)
-    is_cut = isinstance(known, (Tensor, Mapping))
-    taught = known_inputs.cut([known] if is_cut else batches, anchors)
-    parts = known_inputs.cut(batches, anchors)
-    aligned = list(map(known_inputs.length, parts)) == list(map(known_inputs.length, taught))
-    return Protection(
-        model,
-        batches,
-        taught,
-        is_aligned=aligned,
-        uses_gate=gate,
-        uses_teacher=teacher,
-        predict=predict,
-        options={"consolidation": float(consolidation), "ambient": float(ambient)},
-        rank=rank,
-        rotate=rotate,
-        every=every,
-        strength=strength,
-        seed=seed,
-        progress=progress,
-    )
+    share_knowledge(protection.known, group)
+    return protection
 
 
 class Protection:
@@ -145,15 +167,16 @@ class Protection:
         uses_gate: bool,
         uses_teacher: bool,
         predict: Predict | None,
-        options: dict[str, float],
+        options: dict[str, Any],
         rank: Rank | None,
         rotate: bool | None,
         every: int,
         strength: float,
         seed: int,
+        process_group: Group,
         progress: Progress | None,
     ) -> None:
-        self.model = model
+        self.model, self._process_group = model, process_group
         self._predict, self._taught, self._options = predict, taught, options
         self._rotate, self._every, self._strength, self._seed = rotate, every, strength, seed
         self._uses_teacher, self._interpolated = uses_teacher, 1.0
@@ -184,7 +207,6 @@ class Protection:
             check_knowledge(self.known, model)
         if len(self._answers) < len(taught):  # no gate, or predictions that cannot be cut
             self._answers = list(self._take_answers())
-        self._fingerprint = known_inputs.fingerprint(taught, params)
 
     # Training.
 
@@ -202,19 +224,9 @@ class Protection:
         if not self.known:
             return base
         params = [param for group in base.param_groups for param in group["params"]]
-        if not any(param in self.known for param in params):
-            raise ValueError(
-                "the optimizer holds no parameter that protect() saw: make it after the model is "
-                "whole, and protect the model that it trains"
-            )
-        now = set(self.model.parameters())
-        for param in params:
-            if param in self.known and param not in now:
-                raise ValueError(
-                    f"the optimizer holds a parameter of shape {tuple(param.shape)} that the model "
-                    "no longer has: make the optimizer anew, and call protection.grow(old, new) "
-                    "for one that grew"
-                )
+        reshard(self.model)
+        now: set[Tensor] = set(self.model.parameters())
+        check_optimizer(params, self.known, now)
         bases = [known.basis for known in self.known.values() if known.basis is not None]
         complete = all(basis.is_complete for basis in bases)
         rotate = self._rotate
@@ -224,17 +236,16 @@ class Protection:
             raise ValueError('rotate=True needs complete bases: leave it out, or pass rank="full"')
         options = {
             "retention": DEFAULTS.retention,  # for a loop that observes as well
-            "consolidation": self._options["consolidation"],
             "damping": DAMPING,
-            "ambient": self._options["ambient"],
             "scope": "network",
             "bounded": True,
             "rotated": rotate,
-            "protection": self._fingerprint,
             "drawn": self._drawn,
-        }
+        } | self._options
         is_whole = all(param in now for param in params)  # a loss may have parameters of its own
-        estimator = Estimator("sampled", None, self.model if is_whole else None, "auto")
+        estimator = Estimator(
+            "sampled", None, self.model if is_whole else None, self._process_group
+        )
         compact = all(param.is_cuda and param.dtype != torch.float64 for param in params)
         made = WrappedSynGAP(base, estimator, Schedule(1, 0), compact, "raise", options)
         gate_changes.adopt(made.gate, self.known)
@@ -328,31 +339,14 @@ class Protection:
             >>> bool(protection.loss() < 1e-6)
             True
         """
-        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-            raise TypeError(
-                "grow takes two parameters, such as old.weight and new.weight, got "
-                f"{type(old).__name__} and {type(new).__name__}"
-            )
-        require_growth(old, new, [])
         names = names_of(self.model)
-        if new not in names:
-            raise ValueError(
-                f"new {tuple(new.shape)} is not a parameter of the model; put it there before "
-                "grow()"
-            )
-        start = self._start.get(names[new])
-        is_other = bool(self.known) and old.requires_grad and old not in self.known
-        if start is None or start.shape != old.shape or old in names or is_other:
-            raise ValueError(
-                f"old {tuple(old.shape)} is not what the model had in place of {names[new]}: pass "
-                "the parameter that was there, once"
-            )
+        check_growth(old, new, names, self._start, self.known)
         if self._optimizer is not None:
             held = {each for group in self._optimizer.param_groups for each in group["params"]}
             if old in held:
                 self._optimizer.grow(old, new)
         larger = new.detach().to("cpu", copy=True)
-        larger[tuple(slice(size) for size in old.shape)] = start
+        larger[tuple(slice(size) for size in old.shape)] = self._start[names[new]]
         self._start[names[new]] = larger
         known = self.known.pop(old, None)
         if known is not None:
@@ -372,6 +366,7 @@ class Protection:
                 ),
                 may_grow=self._has_grown,
             )
+        reshard(self.model)
         used = (("gate", bool(self.known)), ("teacher", self._uses_teacher and self.calls > 0))
         parts = [name for name, is_used in used if is_used]
         if self._interpolated != 1.0:

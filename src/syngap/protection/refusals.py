@@ -13,8 +13,17 @@ from syngap.optim.errors import NotFiniteError
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.notices import Notices
+from syngap.optim.state_transfer import require_growth
+from syngap.optim.tensors import is_sharded
 
-__all__ = ["check_arguments", "check_choices", "check_knowledge", "names_of"]
+__all__ = [
+    "check_arguments",
+    "check_choices",
+    "check_growth",
+    "check_knowledge",
+    "check_optimizer",
+    "names_of",
+]
 
 
 def check_arguments(
@@ -50,6 +59,55 @@ def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
         raise ValueError(f"rotate must be True, False or None, got {rotate!r}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be a whole number, got {seed!r}")
+
+
+def check_optimizer(params: list[Tensor], known: dict[Tensor, Known], now: set[Tensor]) -> None:
+    """Refuse an optimizer of other parameters than the model has now, and had at protect()."""
+    if not any(param in known for param in params):
+        raise ValueError(
+            "the optimizer holds no parameter that protect() saw: make it after the model is "
+            "whole, and protect the model that it trains"
+        )
+    for param in params:
+        if param in known and param not in now:
+            raise ValueError(
+                f"the optimizer holds a parameter of shape {tuple(param.shape)} that the model "
+                "no longer has: make the optimizer anew, and call protection.grow(old, new) "
+                "for one that grew"
+            )
+
+
+def check_growth(
+    old: Any, new: Any, names: dict[Tensor, str], start: dict[str, Tensor], known: dict[Tensor, Any]
+) -> None:
+    """Refuse a parameter that does not take the place of a smaller one.
+
+    Args:
+        old: the parameter that was there.
+        new: the one that is there now.
+        names: of the model's parameters.
+        start: their values at protect(), by name.
+        known: what was known at protect().
+    """
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        raise TypeError(
+            "grow takes two parameters, such as old.weight and new.weight, got "
+            f"{type(old).__name__} and {type(new).__name__}"
+        )
+    if is_sharded(old) or is_sharded(new):
+        raise ValueError("a sharded parameter cannot grow: grow the model, then shard and protect")
+    require_growth(old, new, [])
+    if new not in names:
+        raise ValueError(
+            f"new {tuple(new.shape)} is not a parameter of the model; put it there before grow()"
+        )
+    before = start.get(names[new])
+    is_other = bool(known) and old.requires_grad and old not in known
+    if before is None or before.shape != old.shape or old in names or is_other:
+        raise ValueError(
+            f"old {tuple(old.shape)} is not what the model had in place of {names[new]}: pass "
+            "the parameter that was there, once"
+        )
 
 
 def names_of(model: nn.Module) -> dict[Tensor, str]:

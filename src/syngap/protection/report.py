@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim.knowledge import Known
+from syngap.optim.tensors import is_sharded, local, sum_over_shards
 from syngap.protection.teacher import Answers, divergence, former_classes
 
 __all__ = ["Coverage", "Kept", "Report", "compare", "coverage", "distance"]
@@ -128,11 +129,15 @@ def distance(model: nn.Module, starts: Mapping[str, Tensor]) -> float:
     """Return how far weights are from the start, by its norm; new ones do not count."""
     way = norm = 0.0
     for name, param in model.named_parameters():
-        start = starts.get(name)
-        if start is not None and start.shape == param.shape:
-            start = start.to(param.device)
-            way += float((param - start).float().norm()) ** 2
-            norm += float(start.float().norm()) ** 2
+        start, now = starts.get(name), local(param)
+        if start is not None and start.shape == now.shape:
+            start = start.to(now.device)
+            squares = [float(each.float().norm()) ** 2 for each in (now - start, start)]
+            if is_sharded(param):
+                parts = torch.tensor(squares, dtype=torch.float64, device=now.device)
+                squares = sum_over_shards([parts], [param])[0].tolist()
+            way += squares[0]
+            norm += squares[1]
     return float((way / max(norm, 1e-30)) ** 0.5)
 
 
