@@ -1,0 +1,42 @@
+"""A text of one kind, and the texts of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Text", "Texts"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of one kind.
+
+    Args:
+        train: the part that may be learned from.
+        test: the part that losses are measured on.
+    """
+
+    train: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a model learns and what it is to keep.
+
+    Args:
+        new: the name of the kind that is learned.
+        known: the name of the kind that anchors are of, where they are not own samples.
+        kinds: every text, by the name of its kind; all but `new` are old.
+    """
+
+    new: str
+    known: str
+    kinds: Mapping[str, Text]
+
+    @property
+    def old(self) -> list[str]:
+        """The names of the old kinds, that of the anchors first."""
+        others = [kind for kind in self.kinds if kind not in (self.new, self.known)]
+        return [self.known, *others]
