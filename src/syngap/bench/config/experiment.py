@@ -37,6 +37,7 @@ from syngap.bench.config.values import (
     seeds_of,
 )
 from syngap.bench.errors import UserError, nearest
+from syngap.bench.finetuning.methods import registry as finetuning_methods
 from syngap.bench.options import checked, defaults, named, shown, signature
 from syngap.bench.streams import Stream
 
@@ -172,6 +173,8 @@ def with_earlier_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
     refreshed seldom was so from the first step on.
     """
     then = dict(written)
+    if "texts" in written:  # fine-tuning: it had no other defaults yet
+        return then
     if isinstance(model := written.get("model"), dict) and model.get("name") == "cnn":
         then["model"] = {"norm": "none", **model}
     for part, name, value in (("stream", "remainder", "short"), ("training", "captured", False)):
@@ -275,22 +278,24 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
-            if depth == 0 and key in ("stream", "model") and isinstance(inner, str):
+            if depth == 0 and key in ("stream", "texts", "model") and isinstance(inner, str):
                 inner = {"name": inner}
             place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
         place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
-        _check_rows(mapping_of(changed["methods"], "methods"), given.get("methods"))
+        registry = finetuning_methods if "texts" in given else methods.registry
+        rows = mapping_of(changed["methods"], "methods")
+        _check_rows(rows, given.get("methods"), registry.names())
     return changed
 
 
-def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
+def _check_rows(rows: Mapping[Any, Any], before: Any, names: Sequence[str]) -> None:
     """Refuse rows that a setting added by mistyping one that was there."""
     known = [str(row) for row in before] if isinstance(before, dict) else []
     for row, options in rows.items():
         new = isinstance(options, dict) and "method" in options
-        if not new and str(row) not in (*known, *methods.registry.names()):
+        if not new and str(row) not in (*known, *names):
             rows_are = f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}"
             raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
 

@@ -63,7 +63,7 @@ def train(
     warmup: int,
     evaluations: int,
     shares: Sequence[float],
-) -> Method:
+) -> float:
     """Tune a copy of the setting's model, and report a point for each evaluation and share.
 
     All methods see the same batches, and set-up counts: what a method makes of the anchors, and
@@ -78,8 +78,12 @@ def train(
         warmup: steps in which the rate rises.
         evaluations: how many, evenly spread over the steps.
         shares: of the way from the start to the trained weights, at which it is evaluated.
+
+    Returns:
+        The seconds of set-up and training.
     """
     state = journal.load()
+    _warm_up(setting, batch)
     clock = Clock(setting.device)
     with clock:
         method = make()
@@ -116,7 +120,7 @@ def train(
             for share in shares:
                 interpolate(evaluated, setting.start, trained, share)
                 journal.record_point(measure(step, share))
-        if journal.advance(step) or step == steps:
+        if journal.advance(step) and step < steps:
             journal.save(
                 {
                     "step": step,
@@ -126,7 +130,12 @@ def train(
                     "method": method.state_dict(),
                 }
             )
-    return method
+    return clock.seconds
+
+
+def _warm_up(setting: Setting, batch: int) -> None:
+    """Take a step with a copy, so that the first run of a process is timed like the others."""
+    Method(setting).step(setting.draw(setting.new, batch, "warm-up"))
 
 
 @torch.no_grad()

@@ -33,6 +33,10 @@ class Method:
         trained = [param for param in self.model.parameters() if param.requires_grad]
         self.optimizer = self.make_optimizer(trained)
 
+    @classmethod
+    def check(cls) -> None:
+        """Refuse, by a UserError, where something is missing that the method needs."""
+
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model to train, made from a copy of the start."""
         return model

@@ -20,6 +20,11 @@ __all__ = ["PeftMethod", "linear_layers"]
 class PeftMethod(Method):
     """AdamW on the parameters that peft adds to the linear layers of blocks."""
 
+    @classmethod
+    def check(cls) -> None:
+        """Refuse where peft is not installed."""
+        import_or_refuse("peft", cls.__name__, "pip install peft")
+
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model with adapters, drawn from the run's seed."""
         peft = import_or_refuse("peft", type(self).__name__, "pip install peft")
