@@ -298,9 +298,7 @@ def select_stream(
     """Return the same where it is of a stream; UserError otherwise."""
     found = select(experiment, settings, methods, seeds)
     if not isinstance(found, Experiment):
-        raise UserError(
-            f"{found.name}: compares fine-tuning methods; give an experiment of a stream"
-        )
+        raise UserError(f"{found.name}: compares fine-tuning methods; this needs a stream")
     return found
 
 

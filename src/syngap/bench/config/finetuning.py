@@ -89,6 +89,12 @@ class FinetuningTraining:
     deterministic: bool = False
     checkpoint_seconds: NonNegative = 60.0
 
+    def __post_init__(self) -> None:
+        if self.shares[0] != 1 or sorted(set(self.shares), reverse=True) != list(self.shares):
+            raise UserError(
+                f"training.shares: got {shown(self.shares)}, expected 1 and then smaller numbers"
+            )
+
     def as_mapping(self) -> dict[str, Value]:
         """Return the options as files hold them."""
         return {**asdict(self), "shares": list(self.shares)}

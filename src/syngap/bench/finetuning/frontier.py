@@ -95,13 +95,13 @@ def frontier(points: Sequence[Point], start: Point, kind: str) -> list[tuple[flo
 
     Means of both halves: it is for a figure, which chooses nothing.
     """
-    pairs = sorted(
+    pairs = [
         (fmean(start.new) - fmean(point.new), fmean(point.old[kind]) - fmean(start.old[kind]))
         for point in points
-    )
+    ]
     best: list[tuple[float, float]] = []
     least = math.inf
-    for gain, forgot in reversed(pairs):
+    for gain, forgot in sorted(pairs, key=lambda pair: (-pair[0], pair[1])):
         if forgot < least:
             best.append((gain, forgot))
             least = forgot

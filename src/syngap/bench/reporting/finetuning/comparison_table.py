@@ -87,17 +87,19 @@ def notes(found: Comparison) -> list[str]:
 def headline(found: Comparison) -> str:
     """Return what the table says of the first kind of old text, in a sentence."""
     kind = found.old[0]
+    rivals = [outcome for outcome in found.outcomes if outcome.method != "replay"]
     known = {
         outcome.family: fmean(numbers)
-        for outcome in found.outcomes
-        if (numbers := _whole(outcome.interpolated[kind])) and outcome.method != "replay"
+        for outcome in rivals
+        if (numbers := _whole(outcome.interpolated[kind]))
     }
     if not known:
         return f"No method reached every level of AdamW's gain on {found.new}."
     least = min(known, key=lambda family: known[family])
+    rest = f"{len(known)} of {len(rivals)} methods reach 95 % of AdamW's gain"
     return (
         f"{least} forgets least of {kind} at equal loss on {found.new}: {known[least]:.2f} of what "
-        f"AdamW forgets as trained (methods compared: {len(known)}, replay of true old text apart)."
+        f"AdamW forgets as trained ({rest}; replay of true old text is left out)."
     )
 
 
