@@ -17,7 +17,9 @@ from finetuned import EXPERIMENT, point, setting
 
 from syngap.bench import api
 from syngap.bench.config.component import Component
+from syngap.bench.config.experiment import shipped
 from syngap.bench.config.finetuning import FinetuningExperiment, parse_experiment
+from syngap.bench.doctor import findings
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.methods import Method
@@ -372,6 +374,14 @@ def test_what_is_for_streams_alone_is_refused() -> None:
         api.tune(EXPERIMENT)
     with pytest.raises(UserError, match="--log"):
         api.run(EXPERIMENT, log=["tensorboard"])
+
+
+@pytest.mark.parametrize("name", shipped("finetuning"))
+def test_experiments_that_ship_can_be_read_and_are_listed_by_the_doctor(name: str) -> None:
+    of = api.select(name)
+    assert isinstance(of, FinetuningExperiment)
+    assert of.name == name
+    assert f"fine-tuning experiments: {name}" in list(findings())
 
 
 def test_settings_change_options_and_add_methods() -> None:

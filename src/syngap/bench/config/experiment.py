@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -242,22 +242,30 @@ def read(name_or_file: str) -> dict[str, Any]:
             text = text_in(path)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
-    elif name_or_file in shipped():
-        text = (files("syngap.bench.config") / "shipped" / f"{name_or_file}.yaml").read_text(
-            encoding="utf-8"
-        )
     else:
-        hint = nearest(name_or_file, shipped()) or (
-            f"; there are {', '.join(shipped())}, or give a .yaml file"
-        )
-        raise UserError(f"unknown experiment {shown(name_or_file)}{hint}")
+        text = _shipped_text(name_or_file)
     return mapping_of(parse_yaml(text, str(path)), str(path))
 
 
-def shipped() -> list[str]:
-    """Return the names of the experiments that come with the package."""
+def shipped(kind: Literal["stream", "finetuning"] = "stream") -> list[str]:
+    """Return the names of the experiments of a kind that come with the package."""
+    entries = _shipped_folder(kind).iterdir()
+    return sorted(entry.name[:-5] for entry in entries if entry.name.endswith(".yaml"))
+
+
+def _shipped_folder(kind: Literal["stream", "finetuning"]) -> Any:
     folder = files("syngap.bench.config") / "shipped"
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return folder if kind == "stream" else folder / kind
+
+
+def _shipped_text(name: str) -> str:
+    kinds: tuple[Literal["stream"], Literal["finetuning"]] = ("stream", "finetuning")
+    for kind in kinds:
+        if name in shipped(kind):
+            return str((_shipped_folder(kind) / f"{name}.yaml").read_text(encoding="utf-8"))
+    known = [name for kind in kinds for name in shipped(kind)]
+    hint = nearest(name, known) or f"; there are {', '.join(known)}, or give a .yaml file"
+    raise UserError(f"unknown experiment {shown(name)}{hint}")
 
 
 def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
