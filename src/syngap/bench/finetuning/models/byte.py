@@ -15,7 +15,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.finetuning.models.language_model import LanguageModel, Making
 from syngap.bench.options import Count, Positive
 
-__all__ = ["GPT", "START", "Size", "byte_model", "byte_tokens"]
+__all__ = ["GPT", "START", "Block", "Size", "byte_model", "byte_tokens"]
 
 START = 256  # the token before the first byte of a window
 
@@ -120,7 +120,8 @@ def byte_model(
 
 def _pretrain(making: Making, size: Size, steps: int, batch: int, lr: float) -> GPT:
     device = making.device
-    texts = [byte_tokens(making.texts.kinds[kind].train).to(device) for kind in making.texts.old]
+    sources = [making.texts.kinds[kind].train for kind in making.texts.old]
+    texts = [byte_tokens(source).to(device) for source in sources if source]
     torch.manual_seed(seeds.derive(making.seed, "pre-trained weights"))
     model = GPT(size).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.1)

@@ -14,26 +14,32 @@ _LARGEST = 1 << 30  # bytes
 
 
 def text_files(data: Path | None, *, new: str, old: list[str], folder: str = "texts") -> Texts:
-    """Return the texts of a folder, such as research/protection/fetch.py writes.
+    """Return the texts of a folder.
 
     Args:
         data: where the folder is.
         new: the kind that is learned.
-        old: the kinds that are to be kept; that of the anchors first.
+        old: the kinds that are to be kept; that of the anchors first. Others need no train text.
         folder: its name.
     """
     if data is None:
         raise UserError("files: --data has to say where the folder of texts is")
     if not old or new in old or len(set(old)) < len(old):
         raise UserError(f'old: expected different kinds of text, and not the new one, "{new}"')
-    kinds = {kind: _text(data / folder, kind) for kind in (*old, new)}
+    learned = (old[0], new)
+    kinds = {
+        kind: _text(data / folder, kind, tests_alone=kind not in learned) for kind in (*old, new)
+    }
     return Texts(new, old[0], kinds)
 
 
-def _text(folder: Path, kind: str) -> Text:
+def _text(folder: Path, kind: str, *, tests_alone: bool) -> Text:
     parts = {}
     for part in ("train", "test"):
         path = folder / f"{kind}.{part}.txt"
+        if part == "train" and tests_alone and not path.exists():
+            parts[part] = ""
+            continue
         try:
             parts[part] = read(path, _LARGEST).decode("utf-8", errors="replace")
         except OSError as error:
