@@ -30,6 +30,8 @@ def causal_lm(
     transformers = import_or_refuse(
         "transformers", "model causal_lm", "pip install 'syngap[transformers]'"
     )
+    if gguf:
+        import_or_refuse("gguf", "model causal_lm", "pip install gguf")
     place = (making.data or Path()) / folder
     if not place.is_dir():
         raise UserError(f"folder: there is no folder {place}; --data says where models are")
