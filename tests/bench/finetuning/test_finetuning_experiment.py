@@ -21,6 +21,7 @@ from syngap.bench.config.experiment import shipped
 from syngap.bench.config.finetuning import FinetuningExperiment, parse_experiment
 from syngap.bench.doctor import findings
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning import models
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
@@ -90,6 +91,24 @@ def test_all_trials_of_a_seed_have_the_same_start_and_it_is_made_once(ran: Path)
     assert len(starts) == 1
     names = sorted(path.name.partition("-")[0] for path in (ran / "shared").iterdir())
     assert names == ["samples", "start"]
+
+
+def test_runs_of_a_process_load_the_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[str] = []
+    get = models.registry.get
+
+    def counted(name: str) -> Any:
+        loads.append(name)
+        return get(name)
+
+    plan = make_plan(experiment(), tmp_path / "out")
+    monkeypatch.setattr(models.registry, "get", counted)
+    with plan.begin():
+        for job in plan.jobs:
+            run_here(job)
+    assert loads == ["byte"]
 
 
 def test_own_samples_count_as_set_up_of_the_methods_that_use_them(

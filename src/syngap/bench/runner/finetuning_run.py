@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +73,25 @@ def check_buildable(jobs: Sequence[FinetuningJob]) -> dict[str, int]:
     return {job.config.row: job.config.training.steps for job in jobs}
 
 
+_loaded: dict[str, tuple[Making, LanguageModel]] = {}
+"""What the last run of this process tuned: loading may take longer than a run. None changes it."""
+
+
 def _setting(job: FinetuningJob) -> Setting:
-    config, training = job.config, job.config.training
-    device = resolve_device(training.device)
-    known = _texts(config.texts, job.data)
+    config = job.config
+    making, language = _load(job)
+    return Setting(
+        language,
+        making,
+        anchors=config.anchors,
+        windows=config.training.windows,
+        precision=config.training.precision,
+    )
+
+
+def _load(job: FinetuningJob) -> tuple[Making, LanguageModel]:
+    """Return the model before tuning, and what it was made from."""
+    config, device = job.config, resolve_device(job.config.training.device)
     depends_on: dict[str, Value] = {
         "texts": config.texts.as_mapping(),
         "model": config.model.as_mapping(),
@@ -83,14 +99,14 @@ def _setting(job: FinetuningJob) -> Setting:
         "seed": config.seed,
         "device": device.type,
     }
-    making = Making(known, config.seed, device, job.data, share_in(job.folder.parent, depends_on))
-    return Setting(
-        _language_model(config.model, making),
-        making,
-        anchors=config.anchors,
-        windows=training.windows,
-        precision=training.precision,
-    )
+    out = job.folder.parent
+    key = json.dumps([str(out.absolute()), str(job.data), depends_on])
+    if key not in _loaded:
+        _loaded.clear()
+        known = _texts(config.texts, job.data)
+        making = Making(known, config.seed, device, job.data, share_in(out, depends_on))
+        _loaded[key] = making, _language_model(config.model, making)
+    return _loaded[key]
 
 
 def _texts(component: Component, data: Path | None) -> Texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def causal_lm(
     if start is None:
         raise UserError(f"folder: the tokenizer in {place} has no token that begins a text (BOS)")
 
+    @lru_cache(maxsize=32)  # runs of one process tokenize each text once
     def encode(text: str) -> Tensor:
         return torch.tensor(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
