@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from finetuned import EXPERIMENT, point, setting
+from tiny import called
 
 from syngap.bench import api
 from syngap.bench.config.component import Component
@@ -25,10 +27,12 @@ from syngap.bench.finetuning import models
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
+from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.comparison_page import comparison_page
-from syngap.bench.reporting.finetuning.comparison_table import headline, markdown
+from syngap.bench.reporting.finetuning.comparison_table import forgetting_of, headline, markdown
 from syngap.bench.reporting.finetuning.repeated import repeated
+from syngap.bench.reporting.results import Results
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.recorded import repeat_finetuning
@@ -321,6 +325,50 @@ def test_load_gives_the_table_of_runs_and_of_packed_results(ran: Path, tmp_path:
     keep(ran, tmp_path / "results")
     assert api.load(ran).markdown() == api.load(tmp_path / "results").markdown()
     assert api.report(ran, tmp_path / "page").read_text().startswith("<!doctype html>")
+
+
+def test_documents_take_numbers_from_packed_results(ran: Path, tmp_path: Path) -> None:
+    keep(ran, tmp_path / "results" / "tiny")
+    results = Results(tmp_path / "results")
+    whole = run_query("comparison tiny", results)
+    assert whole.startswith(api.load(ran).markdown())
+    assert "| kl |" in whole
+    assert "| kl |" not in run_query("comparison tiny rows=adamw", results)
+    assert run_query("forgetting tiny adamw manual at=trained", results) in ("1.00", "–")
+    assert run_query("runs tiny", results) == "4"
+    assert "| [tiny](tiny) | 4 |" in run_query("experiments", results)
+    for wrong in ("comparison tiny rows=er", "forgetting tiny kl latin", "forgetting tiny er code"):
+        with pytest.raises(UserError, match="unknown"):
+            run_query(wrong, results)
+
+
+def test_a_number_of_forgetting_is_that_of_the_table() -> None:
+    found = compare_methods(list(hand_made()))
+    assert forgetting_of(found, "gate", "english", "trained") == "0.38 (0.25 to 0.50)"
+    assert forgetting_of(found, "gate", "english", "interpolated") == "0.10 (0.10 to 0.10)"
+    assert forgetting_of(found, "gate", "english", "equal_time") == "0.20 (0.20 to 0.20)"
+
+
+# Command ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_runs_reports_and_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "methods": {"adamw": {}}}))
+    code, printed, said = called(capsys, "run", "tiny.yaml", "--workers", 1)
+    assert (code, "adamw" in printed) == (0, True), said
+    assert "adamw-0" in said
+    assert "new " in said
+    code, printed, said = called(capsys, "run", "tiny.yaml", "--resume")
+    assert (code, "1 of 1 runs are there already" in said) == (0, True), said
+    code, printed, said = called(capsys, "report", "runs/tiny", "--markdown", "--figure", "f.svg")
+    assert (code, printed.startswith("| method |")) == (0, True), said
+    assert Path("f.svg").read_text().startswith("<?xml")
+    code, printed, said = called(capsys, "keep", "runs/tiny")
+    assert (code, "1 runs are in results/tiny" in printed) == (0, True), said
 
 
 # Again --------------------------------------------------------------------------------------------

@@ -34,11 +34,15 @@ class Journal(Protocol):
 
 
 class Clock:
-    """Adds up the time spent inside `with clock:`, and the largest memory of a GPU there."""
+    """Adds up the time spent inside `with clock:`, and the largest memory of a GPU there.
+
+    What is in that memory when the clock is made, the start and the texts, does not count.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.memory = device, 0.0, 0
         self._began = 0.0
+        self._before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
     def __enter__(self) -> None:
         if self.device.type == "cuda":
@@ -49,7 +53,8 @@ class Clock:
     def __exit__(self, *_: object) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            self.memory = max(self.memory, torch.cuda.max_memory_allocated(self.device))
+            largest = torch.cuda.max_memory_allocated(self.device)
+            self.memory = max(self.memory, largest - self._before)
         self.seconds += time.monotonic() - self._began
 
 
@@ -88,10 +93,9 @@ def train(
     with clock:
         method = make()
     clock.seconds += setting.shared_seconds
-    evaluated = copy.deepcopy(setting.start)
 
-    def measure(step: int, share: float) -> Point:
-        losses = setting.evaluate(evaluated)
+    def measure(step: int, share: float, model: nn.Module) -> Point:
+        losses = setting.evaluate(model)
         *old, new = losses
         return Point(
             step,
@@ -105,7 +109,7 @@ def train(
 
     if state is None:
         done, setup = 0, clock.seconds
-        journal.record_point(measure(0, 1.0))
+        journal.record_point(measure(0, 1.0, setting.start))
     else:
         done, setup = state["step"], state["setup"]
         clock.seconds, clock.memory = state["seconds"], state["memory"]
@@ -116,10 +120,11 @@ def train(
             windows = setting.draw(setting.new, batch, f"batch {step}")
             method.step(windows, min(1.0, step / max(1, warmup)))
         if step in looks:
-            trained = method.weights()
+            trained, evaluated = method.weights(), copy.deepcopy(setting.start)
             for share in shares:
                 interpolate(evaluated, setting.start, trained, share)
-                journal.record_point(measure(step, share))
+                journal.record_point(measure(step, share, evaluated))
+            del trained, evaluated  # so that they do not count as the method's memory
         if journal.advance(step) and step < steps:
             journal.save(
                 {

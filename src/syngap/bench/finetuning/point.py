@@ -24,7 +24,7 @@ class Point:
         old: likewise on the old texts, by kind; that of the anchors first.
         seconds: of set-up and training until then.
         setup: seconds of these that went before the first step.
-        memory: largest number of bytes on the GPU until then; 0 on a CPU.
+        memory: largest number of bytes on the GPU until then, beside the start; 0 on a CPU.
     """
 
     step: int

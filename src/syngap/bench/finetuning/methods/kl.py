@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -38,13 +39,13 @@ class KL(Method):
     ) -> None:
         super().__init__(setting, **others)
         self.strength, self.count, self.anchors = strength, anchors, setting.anchors
+        self.frozen = copy.deepcopy(setting.start).requires_grad_(False).eval()
 
     def loss(self, windows: Tensor) -> Tensor:
         """Return the loss with the mean KL of a prediction."""
         tokens = self.next_rows(self.anchors, self.count)
         with torch.no_grad():
-            self.setting.start.eval()
-            before = self.setting.logits(self.setting.start, tokens).log_softmax(-1).flatten(0, 1)
+            before = self.setting.logits(self.frozen, tokens).log_softmax(-1).flatten(0, 1)
         self.model.eval()
         now = self.setting.logits(self.model, tokens).log_softmax(-1).flatten(0, 1)
         self.model.train()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import fmean
 
 from rich.table import Table
 
-from syngap.bench.reporting.finetuning.comparison import Comparison, Outcome
+from syngap.bench.errors import UserError
+from syngap.bench.options import shown
+from syngap.bench.reporting.finetuning.comparison import Comparison, Outcome, Ratios
 
-__all__ = ["cells", "columns", "headline", "markdown", "notes", "table"]
+__all__ = ["cells", "columns", "forgetting_of", "headline", "markdown", "notes", "table"]
 
 _GIB = 2**30
 
@@ -53,15 +55,51 @@ def table(found: Comparison) -> Table:
     return shown
 
 
-def markdown(found: Comparison) -> str:
-    """Return the table as Markdown, with what a reader has to know below it."""
+def markdown(
+    found: Comparison,
+    rows: Sequence[str] | None = None,
+    more: Sequence[str] = (),
+) -> str:
+    """Return the table as Markdown, with what a reader has to know below it.
+
+    Args:
+        found: the comparison.
+        rows: methods; None is all.
+        more: sentences to add below.
+    """
     heads = columns(found)
+    by_row = {outcome.family: cells(outcome, found) for outcome in found.outcomes}
+    for row in rows or ():
+        _check_known(row, by_row)
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    lines += [cells(outcome, found) for outcome in found.outcomes]
-    body = [
-        f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
-    ]
-    return "\n".join([*body, "", *notes(found)]) + "\n"
+    lines += [by_row[row] for row in rows or by_row]
+    body = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*body, "", *notes(found), *more]) + "\n"
+
+
+def forgetting_of(found: Comparison, row: str, kind: str, at: str) -> str:
+    """Return a method's forgetting relative to AdamW as text: mean over seeds, and range.
+
+    Args:
+        found: the comparison.
+        row: the method.
+        kind: of old text.
+        at: "trained", "interpolated" or "equal_time".
+    """
+    by_row = {outcome.family: outcome for outcome in found.outcomes}
+    allowed: dict[str, Callable[[Outcome], Ratios]] = {
+        "trained": lambda outcome: outcome.trained,
+        "interpolated": lambda outcome: outcome.interpolated,
+        "equal_time": lambda outcome: outcome.equal_time,
+    }
+    for given, known in ((row, by_row), (kind, found.old), (at, allowed)):
+        _check_known(given, known)
+    return _summary(allowed[at](by_row[row])[kind])
+
+
+def _check_known(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UserError(f"unknown {shown(name)}; there are {', '.join(known)}")
 
 
 def notes(found: Comparison) -> list[str]:
