@@ -300,8 +300,6 @@ def _measurement(results: Results, PATH: str, *, table: str = "1") -> str:
 
 QUERIES: dict[str, Callable[..., str]] = {
     "table": _table,  # of an experiment, or some of its rows and columns
-    "comparison": _comparison,  # of fine-tuning methods, or some of its rows
-    "forgetting": _forgetting,  # of a fine-tuning method on one kind of old text
     "curve": _curve,  # a measure by the values of an option
     "value": _value,  # mean ± sd over seeds, or the mean alone
     "difference": _difference,  # one row less another, seed by seed, with its 95 % interval
@@ -315,6 +313,8 @@ QUERIES: dict[str, Callable[..., str]] = {
     "measured": _measurement,  # a table of a benchmark, by its number in speed/PATH.md
     "robustness": _robustness,  # how much the choice of an option's value matters
     "gain": _gain,  # the mean over all values of an option less another method's
+    "comparison": _comparison,  # of fine-tuning methods, or some of its rows
+    "forgetting": _forgetting,  # of a fine-tuning method on one kind of old text
 }
 
 
