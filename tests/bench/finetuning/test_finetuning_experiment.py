@@ -27,6 +27,7 @@ from syngap.bench.finetuning import models
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
+from syngap.bench.finetuning.texts import Question
 from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.comparison_page import comparison_page
@@ -172,6 +173,32 @@ def test_rows_and_seeds_that_are_added_join_those_that_are_there(ran: Path, tmp_
     other = experiment(training={**EXPERIMENT["training"], "steps": 5})
     with pytest.raises(UserError, match=r"training\.steps was 4 there and is 5 now"):
         make_plan(other, ran, if_there="resume")
+
+
+class Alphabet(torch.nn.Module):
+    """After each letter the likeliest is the next one of the alphabet, and after z a."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        following = torch.where(tokens == ord("z"), ord("a"), tokens + 1)
+        return torch.nn.functional.one_hot(following, 300).float()
+
+
+def test_a_question_is_answered_where_the_likeliest_tokens_are_the_answer() -> None:
+    of = setting()
+    texts = [("a", "bcd"), ("xy", "za"), ("a", "bd"), ("a", "c")]
+    of.questions = of.encode_questions([Question(*text) for text in texts])
+    assert of.exact_match(Alphabet()) == (1.0, 0.0)
+    assert setting().exact_match(Alphabet()) is None
+
+
+def test_a_skill_is_in_the_table(tmp_path: Path) -> None:
+    texts = {"name": "skill", "letters": 2, "lines": 400}
+    run_all(tmp_path / "out", experiment(texts=texts, methods={"adamw": {}}))
+    found = read_run(tmp_path / "out" / "adamw-0")
+    assert all(p.exact is not None and min(p.exact) >= 0 for p in found.points)
+    assert "exact match" in api.load(tmp_path / "out").markdown()
+    keep(tmp_path / "out", tmp_path / "kept")
+    assert read_runs(tmp_path / "kept")[0].points == found.points
 
 
 def test_interpolated_weights_lie_between_the_start_and_the_trained_ones() -> None:

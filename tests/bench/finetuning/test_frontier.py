@@ -10,6 +10,7 @@ from finetuned import point
 from syngap.bench.finetuning.frontier import (
     as_trained,
     best_new_loss,
+    exact_match,
     forgetting,
     frontier,
     good_rates,
@@ -60,6 +61,13 @@ def test_gain_and_best_loss_are_judged_on_the_other_half() -> None:
     other = replace(point(2.1, 1.0), new=(2.0, 2.0))
     assert best_new_loss([lucky, other]) == pytest.approx((2.4 + 2.0) / 2)
     assert judged_gain([lucky, other], START) == pytest.approx(0.8)
+
+
+def test_exact_match_is_that_of_the_lowest_loss_judged_on_the_other_half() -> None:
+    lucky = replace(point(2.0, 1.0), new=(1.8, 2.4), exact=(0.9, 0.1))
+    other = replace(point(2.1, 1.0), new=(2.0, 2.0), exact=(0.5, 0.6))
+    assert exact_match([lucky, other]) == pytest.approx((0.1 + 0.5) / 2)
+    assert exact_match(ADAMW) is None
 
 
 def test_interpolated_points_are_not_those_as_trained() -> None:

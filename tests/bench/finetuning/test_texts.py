@@ -9,6 +9,7 @@ import pytest
 
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.texts.python import python_texts
+from syngap.bench.finetuning.texts.skill import skill
 from syngap.bench.finetuning.texts.text_files import text_files
 
 
@@ -24,6 +25,19 @@ def test_texts_of_python_are_of_three_kinds_and_no_text_is_in_two() -> None:
     assert plain[:200] not in far.kinds["manual"].train
     assert "def " in far.kinds["code"].train
     assert '"""' not in far.kinds["code"].train
+
+
+def test_a_skill_is_asked_for_by_words_that_are_not_taught() -> None:
+    found = skill(None, letters=3, lines=500)
+    assert found.old == ["manual", "code"]
+    assert found.kinds["skill"].train.splitlines()[0] == "shift dwb -> cex"
+    assert len(found.questions) == 200
+    for question in found.questions:
+        word = question.prompt.split()[1]
+        told = sorted(word)
+        assert [chr((ord(letter) - 96) % 26 + 97) for letter in told] == list(question.answer[1:-1])
+        assert question.prompt not in found.kinds["skill"].train
+        assert question.prompt + question.answer in found.kinds["skill"].test
 
 
 @pytest.fixture
@@ -55,6 +69,11 @@ def test_files_are_read_by_kind_and_texts_to_test_on_alone_need_no_other(data: P
 def test_a_missing_or_doubled_kind_is_refused(data: Path, old: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         text_files(data, new="german", old=old)
+
+
+def test_a_skill_takes_old_texts_from_files(data: Path) -> None:
+    found = skill(data, lines=10, old=["english", "wiki"])
+    assert (found.new, found.old) == ("skill", ["english", "wiki"])
 
 
 def test_without_data_the_message_says_so() -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "LEVELS",
     "as_trained",
     "best_new_loss",
+    "exact_match",
     "forgetting",
     "frontier",
     "good_rates",
@@ -43,6 +44,17 @@ def best_new_loss(points: Sequence[Point]) -> float:
     """Return the lowest new loss: chosen on one half, judged on the other, mean of both ways."""
     chosen = [min(points, key=lambda point, half=half: point.new[half]) for half in (0, 1)]  # type: ignore[misc]
     return fmean(point.new[1 - half] for half, point in enumerate(chosen))
+
+
+def exact_match(points: Sequence[Point]) -> float | None:
+    """Return the share of exact answers where the new loss is lowest, chosen and judged alike."""
+    found = []
+    for half in (0, 1):
+        point = min(points, key=lambda point: point.new[half])
+        if point.exact is None:
+            return None
+        found.append(point.exact[1 - half])
+    return fmean(found)
 
 
 def judged_gain(points: Sequence[Point], start: Point) -> float:

@@ -105,6 +105,7 @@ def train(
             round(clock.seconds, 3),
             round(setup, 3),
             clock.memory,
+            setting.exact_match(model),
         )
 
     if state is None:

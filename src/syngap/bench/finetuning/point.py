@@ -25,6 +25,7 @@ class Point:
         seconds: of set-up and training until then.
         setup: seconds of these that went before the first step.
         memory: largest number of bytes on the GPU until then, beside the start; 0 on a CPU.
+        exact: share of the questions that are answered exactly, on each half; None without any.
     """
 
     step: int
@@ -34,6 +35,7 @@ class Point:
     seconds: float
     setup: float
     memory: int
+    exact: Halves | None = None
 
     @classmethod
     def from_mapping(cls, found: Mapping[str, Any]) -> Point:
@@ -49,11 +51,15 @@ class Point:
         seconds, setup = _number(found["seconds"]), _number(found["setup"])
         if not 0 <= setup <= seconds < math.inf:
             raise ValueError(f"step {step} without its seconds")
-        return cls(step, float(share), _halves(found["new"]), old, seconds, setup, memory)
+        exact = None if found.get("exact") is None else _halves(found["exact"])
+        return cls(step, float(share), _halves(found["new"]), old, seconds, setup, memory, exact)
 
     def as_mapping(self) -> dict[str, Any]:
         """Return what a line holds."""
-        return asdict(self)
+        found = asdict(self)
+        if self.exact is None:
+            del found["exact"]
+        return found
 
     @property
     def is_finite(self) -> bool:

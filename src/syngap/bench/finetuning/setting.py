@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from syngap.bench import seeds
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.models import LanguageModel, Making
 from syngap.bench.finetuning.point import Halves
+from syngap.bench.finetuning.texts import Question
 from syngap.bench.options import Count
 from syngap.protection import own_samples
 
@@ -43,6 +44,7 @@ class Setting:
         start: the model; methods train a copy.
         new: the tokens that are learned.
         old: true old tokens of the known kind.
+        questions: of a skill that is taught, and where their answers are; None without any.
         tests: windows of both halves of each test text, old kinds first and then the new one.
         seed: of the run.
         device: where all of it is.
@@ -65,6 +67,8 @@ class Setting:
         self.new = self._encode(texts.new, "train")
         self.old = self._encode(texts.known, "train")
         self.tests = {kind: self._tests(kind, windows) for kind in (*texts.old, texts.new)}
+        asked = texts.questions
+        self.questions = self.encode_questions(asked) if asked else None
         self.shared_seconds = 0.0
         self._own: Tensor | None = None
 
@@ -105,6 +109,20 @@ class Setting:
         order = seeds.generator(self.seed, purpose)
         last = len(text) - self._language.context
         return self.cut(text, torch.randint(last, (count,), generator=order))
+
+    def encode_questions(self, questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
+        """Return prompts with their answers as windows of one length, and where answers are."""
+        start = torch.tensor([self._language.start])
+        rows, answers = [], []
+        for question in questions:
+            prompt, answer = map(self._language.encode, (question.prompt, question.answer))
+            rows.append(torch.cat([start, prompt, answer]))
+            before = torch.zeros(1 + len(prompt), dtype=torch.bool)
+            answers.append(torch.cat([before, torch.ones(len(answer), dtype=torch.bool)]))
+        # What follows an answer does not change how it is predicted.
+        windows = nn.utils.rnn.pad_sequence(rows, True, float(self._language.start))
+        is_answer = nn.utils.rnn.pad_sequence(answers, True)
+        return windows.to(self.device), is_answer.to(self.device)
 
     # What a model knows
 
@@ -159,6 +177,25 @@ class Setting:
             kind: (self._mean(model, first), self._mean(model, second))
             for kind, (first, second) in self.tests.items()
         }
+
+    @torch.no_grad()
+    def exact_match(self, model: nn.Module) -> Halves | None:
+        """Return the share of questions, of each half, that the likeliest tokens answer exactly.
+
+        The likeliest continuation is the answer where each of its tokens is the likeliest after
+        the prompt and the tokens before it, so one forward pass tells.
+        """
+        if self.questions is None:
+            return None
+        model.eval()
+        right = []
+        for windows, is_answer in zip(
+            *(torch.split(part, TEST_BATCH) for part in self.questions), strict=True
+        ):
+            likeliest = self.logits(model, windows[:, :-1]).argmax(-1)
+            right.append(((likeliest == windows[:, 1:]) | ~is_answer[:, 1:]).all(1))
+        first, second = torch.cat(right).float().tensor_split(2)
+        return float(first.mean()), float(second.mean())
 
     def _mean(self, model: nn.Module, windows: Tensor) -> float:
         losses = [len(part) * self.loss(model, part) for part in torch.split(windows, TEST_BATCH)]

@@ -4,16 +4,17 @@ A source is a function of the folder that data are in, and of keyword-only optio
 `Texts`. Another package adds one by an entry point of the group "syngap.texts".
 """
 
-from syngap.bench.finetuning.texts.kinds import Text, Texts
+from syngap.bench.finetuning.texts.kinds import Question, Text, Texts
 from syngap.bench.registry import Registry
 
-__all__ = ["Text", "Texts", "registry"]
+__all__ = ["Question", "Text", "Texts", "registry"]
 
 registry = Registry(
     "texts",
     "syngap.texts",
     {
         "python": "syngap.bench.finetuning.texts.python:python_texts",
+        "skill": "syngap.bench.finetuning.texts.skill:skill",
         "files": "syngap.bench.finetuning.texts.text_files:text_files",
     },
 )

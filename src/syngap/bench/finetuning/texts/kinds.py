@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Text", "Texts"]
+__all__ = ["Question", "Text", "Texts"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,14 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What a taught skill is tested by: a text, and the only right continuation."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
 class Texts:
     """What a model learns and what it is to keep.
 
@@ -29,11 +37,13 @@ class Texts:
         new: the name of the kind that is learned.
         known: the name of the kind that anchors are of, where they are not own samples.
         kinds: every text, by the name of its kind; all but `new` are old.
+        questions: of the skill that is taught, where the new text teaches one.
     """
 
     new: str
     known: str
     kinds: Mapping[str, Text]
+    questions: tuple[Question, ...] = ()
 
     @property
     def old(self) -> list[str]:

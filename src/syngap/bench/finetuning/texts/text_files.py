@@ -18,7 +18,7 @@ def text_files(data: Path | None, *, new: str, old: list[str], folder: str = "te
 
     Args:
         data: where the folder is.
-        new: the kind that is learned.
+        new: the kind that is learned; "" for none.
         old: the kinds that are to be kept; that of the anchors first. Others need no train text.
         folder: its name.
     """
@@ -27,9 +27,8 @@ def text_files(data: Path | None, *, new: str, old: list[str], folder: str = "te
     if not old or new in old or len(set(old)) < len(old):
         raise UserError(f'old: expected different kinds of text, and not the new one, "{new}"')
     learned = (old[0], new)
-    kinds = {
-        kind: _text(data / folder, kind, tests_alone=kind not in learned) for kind in (*old, new)
-    }
+    names = [*old, new] if new else old
+    kinds = {kind: _text(data / folder, kind, tests_alone=kind not in learned) for kind in names}
     return Texts(new, old[0], kinds)
 
 

@@ -11,6 +11,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.finetuning.frontier import (
     as_trained,
     best_new_loss,
+    exact_match,
     good_rates,
     judged_gain,
     relative_forgetting,
@@ -71,6 +72,7 @@ class Outcome:
         trials: how many it had with each seed.
         seeds: those of which all trials ended.
         new_losses: the best new loss that it reached, interpolated or not.
+        exact: share of questions answered exactly, where the new loss is lowest; None without any.
         gains: what it learned at its best, relative to AdamW.
         trained: forgetting relative to AdamW at equal new loss, weights as trained.
         interpolated: the same, each evaluation with every share of interpolation.
@@ -86,6 +88,7 @@ class Outcome:
     trials: int
     seeds: list[int]
     new_losses: list[float]
+    exact: list[float | None]
     gains: list[float]
     trained: Ratios
     interpolated: Ratios
@@ -204,6 +207,7 @@ def _outcome(
         trials=max(len(found.by_trial) for found in by_seed.values()),
         seeds=list(by_seed),
         new_losses=[best_new_loss(found.points) for found in by_seed.values()],
+        exact=[exact_match(found.points) for found in by_seed.values()],
         gains=gains,
         trained=ratios(lambda ours, theirs: as_trained(ours.points)),
         interpolated=ratios(lambda ours, theirs: ours.points),

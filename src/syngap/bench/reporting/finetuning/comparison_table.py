@@ -19,6 +19,7 @@ _GIB = 2**30
 def columns(found: Comparison) -> list[str]:
     """Return the headings."""
     heads = ["method", "trials", "seeds", "best new loss ↓", "gain / AdamW ↑"]
+    heads += ["exact match ↑"] if _has_questions(found) else []
     for how in ("as trained", "interpolated", "equal time"):
         heads += [f"{kind}, {how} ↓" for kind in found.old]
     return [*heads, "good rates", "s", "GiB"]
@@ -28,10 +29,15 @@ def cells(outcome: Outcome, found: Comparison) -> list[str]:
     """Return the texts of a method's line."""
     texts = [outcome.family, str(outcome.trials), str(len(outcome.seeds))]
     texts += [_summary(outcome.new_losses, 3), _summary(outcome.gains)]
+    texts += [_summary(outcome.exact)] if _has_questions(found) else []
     for ratios in (outcome.trained, outcome.interpolated, outcome.equal_time):
         texts += [_summary(ratios[kind]) for kind in found.old]
     memory = f"{outcome.memory / _GIB:.2f}" if outcome.memory else "–"
     return [*texts, _range(outcome.rates), f"{outcome.seconds:.1f}", memory]
+
+
+def _has_questions(found: Comparison) -> bool:
+    return any(value is not None for outcome in found.outcomes for value in outcome.exact)
 
 
 def table(found: Comparison) -> Table:
