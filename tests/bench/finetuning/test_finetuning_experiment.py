@@ -98,6 +98,24 @@ def test_all_trials_of_a_seed_have_the_same_start_and_it_is_made_once(ran: Path)
     assert names == ["samples", "start"]
 
 
+def test_what_is_shared_is_made_once_for_the_same_values(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, torch.Tensor]:
+        made.append(len(made))
+        return {"weight": torch.full((2,), float(len(made)))}
+
+    def weight(**values: int) -> float:
+        return float(shared.share_in(tmp_path, {**values})("start", make).tensors["weight"][0])
+
+    assert [weight(seed=0), weight(seed=0), weight(seed=1), weight(seed=0)] == [1, 1, 2, 1]
+    assert made == [0, 1]
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="damaged"):
+        weight(seed=0)
+
+
 def test_runs_of_a_process_load_the_model_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +338,7 @@ def test_the_headline_names_the_method_that_forgets_least() -> None:
 
 
 def test_points_that_are_not_finite_and_trials_that_have_not_ended_are_left_out_and_named() -> None:
-    broken = replace(point(float("nan"), 1.0), step=300)
+    broken = replace(point(1.0, float("nan")), step=300)  # its new loss would be the best
     runs = [
         made("adamw", 0, [point(2.0, 1.4)]),
         made("gate", 0, [point(2.0, 1.1), broken]),
@@ -329,6 +347,7 @@ def test_points_that_are_not_finite_and_trials_that_have_not_ended_are_left_out_
     ]
     text = markdown(compare_methods(runs))
     assert "nan" not in text
+    assert "| gate | 1 | 1 | 2.000 |" in text
     assert "not finite are left out: gate 1" in text
     assert "kl, seed 0: 1 of 2 trials ended" in text
     assert "| kl |" not in text
