@@ -83,7 +83,7 @@ def _rows(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
         + "</tr>"
         for first, *rest in lines
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table class='plain'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _figure(found: Comparison) -> str:

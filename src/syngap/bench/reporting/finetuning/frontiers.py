@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from syngap.bench.finetuning.frontier import frontier
 from syngap.bench.reporting.figures.style import (
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["frontier_figure", "frontier_figures"]
 
 _WIDTH = 5.2  # inches of a panel
+_HEIGHT = 0.04  # of a name, as a share of a panel
+_POINTS = 240.0  # of a panel's height, about
+
+
+class _End(NamedTuple):
+    """Where a line ends, and its name."""
+
+    name: str
+    gain: float
+    forgot: float
+    colour: str
 
 
 def frontier_figure(found: Comparison, path: Path) -> None:
@@ -39,6 +50,7 @@ def frontier_figure(found: Comparison, path: Path) -> None:
     with figure_file(path, (_WIDTH * len(found.old), 4.6)) as figure:
         panels = figure.subplots(1, len(found.old), squeeze=False)[0]
         for axes, kind in zip(panels, found.old, strict=True):
+            ends: list[_End] = []
             for place, outcome in enumerate(found.outcomes):
                 one = found.tried[outcome.family][outcome.seeds[0]]
                 line = frontier(one.points, one.start, kind)
@@ -46,7 +58,8 @@ def frontier_figure(found: Comparison, path: Path) -> None:
                 axes.plot(
                     *zip(*line, strict=True), color=colour, linestyle=dash, marker="o", markersize=3
                 )
-                _label(axes, outcome.family, line, colour)
+                ends.append(_End(outcome.family, *line[-1], colour))
+            _label(axes, ends)
             axes.set_title(f"old text: {kind}", fontsize=10)
             axes.set_xlabel(f"gain on {found.new}, nats a token →")
             axes.margins(x=0.15)
@@ -74,13 +87,19 @@ def _look(place: int, method: str) -> tuple[str, object]:
     return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
-def _label(axes: Axes, text: str, line: Sequence[tuple[float, float]], colour: str) -> None:
-    axes.annotate(
-        text,
-        line[-1],
-        (4, 0),
-        textcoords="offset points",
-        fontsize=8,
-        color=colour,
-        va="center",
-    )
+def _label(axes: Axes, ends: Sequence[_End]) -> None:
+    """Name each line at its end, names no closer to each other than they are high."""
+    low, high = axes.get_ylim()
+    lowest = low
+    for end in sorted(ends, key=lambda end: end.forgot):
+        place = max(end.forgot, lowest)
+        lowest = place + _HEIGHT * (high - low)
+        axes.annotate(
+            end.name,
+            (end.gain, end.forgot),
+            (6, (place - end.forgot) / (high - low) * _POINTS),
+            textcoords="offset points",
+            fontsize=8,
+            color=end.colour,
+            va="center",
+        )
