@@ -67,7 +67,7 @@ INTEGRATIONS := $(VENV)-integrations
 test-integrations: $(INTEGRATIONS)/.installed ## test Lightning, Transformers, Sentence Transformers, Ray, loggers, and all examples
 	@"$(INTEGRATIONS)/bin/python" -m pytest -rs -n auto --maxprocesses 4 \
 		tests/integrations/test_lightning.py tests/integrations/test_transformers.py \
-		tests/integrations/test_protect.py tests/bench/runner/test_ray.py tests/bench/runner/test_loggers.py \
+		tests/integrations/test_protect.py tests/integrations/test_peft_methods.py tests/bench/runner/test_ray.py tests/bench/runner/test_loggers.py \
 		tests/project/test_examples.py tests/project/test_docs.py \
 		src/syngap/integrations/lightning.py src/syngap/integrations/transformers.py \
 		src/syngap/integrations/sentence_transformers.py

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, pad
+
+from syngap.bench.finetuning.models.byte import START, Block
 
 __all__ = ["GPT", "SIZES", "START", "Size", "loss_of", "sample_text"]
-
-START = 256  # the token that begins every text
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,6 @@ SIZES = {
     "medium": Size(384, 6, 6, 256, 1e-3),
     "large": Size(768, 14, 12, 256, 5e-4),
 }
-
-
-class Block(nn.Module):
-    """Attention and a perceptron, each after a norm and around a shortcut."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.projection = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + self.projection(attended)
-        return x + self.down(gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):

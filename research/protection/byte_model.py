@@ -3,69 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
+
+from syngap.bench.finetuning.models.byte import GPT as PlainGPT
+from syngap.bench.finetuning.models.byte import START, Size
 
 __all__ = ["GPT", "MEDIUM", "START", "Size", "byte_windows", "load_or_pretrain", "read_bytes"]
-
-START = 256  # the token before the first byte of a window
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model's shape."""
-
-    width: int
-    layers: int
-    heads: int
-    context: int
-
 
 MEDIUM = Size(width=384, layers=6, heads=6, context=256)
 
 
-class Block(nn.Module):
-    """Causal attention and a perceptron, each after a norm and around a residual connection."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.projection = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + self.projection(attended)
-        return x + self.down(gelu(self.up(self.norm2(x))))
-
-
-class GPT(nn.Module):
-    """Predicts, after each token, the next byte; a text begins with the token START."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(START + 1, size.width)
-        self.positions = nn.Embedding(size.context, size.width)
-        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, START, bias=False)
-        for param in self.parameters():
-            if param.dim() == 2:
-                nn.init.normal_(param, std=0.02)
+class GPT(PlainGPT):
+    """The GPT of the comparison tool, in bfloat16 on a GPU."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits.float()
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+            return super().forward(tokens).float()
 
 
 def read_bytes(path: Path, device: torch.device) -> Tensor:

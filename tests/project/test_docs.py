@@ -35,6 +35,7 @@ from syngap.bench.config.experiment import (
     seeds_of,
     with_settings,
 )
+from syngap.bench.config.finetuning import parse_experiment
 from syngap.bench.errors import UserError
 from syngap.bench.options import signature
 from syngap.bench.streams import Stream
@@ -188,7 +189,7 @@ def test_commands_parse_and_their_experiments_are_sound(page: Path) -> None:
 def _check_experiment(given: dict[str, Any], written: dict[str, Any]) -> None:
     name = given.get("experiment", "digits")
     raw = written[name] if name in written else read(name)
-    experiment = Experiment.from_mapping(with_settings(raw, given.get("settings") or ()))
+    experiment = parse_experiment(with_settings(raw, given.get("settings") or ()))
     rows = given["methods"].split(",") if given["methods"] else None
     experiment.select(rows, seeds_of(given["seeds"]) if given.get("seeds") else None)
 
@@ -231,7 +232,7 @@ def test_configurations_are_sound(page: Path) -> None:
     for block in blocks(page, "yaml"):
         given = yaml.safe_load(block.text)
         if "methods" in given:
-            Experiment.from_mapping(given)
+            parse_experiment(given)
         else:  # a run's config.yaml
             asked = {key: given[key] for key in ("stream", "model", "training")}
             asked |= {"name": given["experiment"], "seeds": [given["seed"]]}

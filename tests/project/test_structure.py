@@ -39,12 +39,16 @@ PACKAGE = Path(syngap.__file__).parent
 OPTIM = sorted((PACKAGE / "optim").glob("*.py"))
 MOST_FILES = 8
 # The same thing in two packages: an optimizer and its method, errors, the gate and its figure, the
-# model's former self as a teacher.
+# model's former self as a teacher, what streams and fine-tuning both have.
 CORRESPONDING = {
     "__init__.py",
     "ballistic.py",
     "errors.py",
+    "gate.py",
+    "loop.py",
+    "method.py",
     "plasticity.py",
+    "sgd.py",
     "syngap.py",
     "teacher.py",
 }

@@ -1,6 +1,7 @@
 """The comparison tool, installed by `pip install 'syngap[bench]'`.
 
 - `streams`, `memory`, `methods`, `models`, `training`, `metrics`: what an experiment is made of
+- `finetuning`: likewise of an experiment that compares fine-tuning methods
 - `config`: an experiment as typed values; `store`: the files of runs and results
 - `runner`: runs an experiment, here or on a cluster; `tuning`: chooses hyper-parameters
 - `landscapes`: loss surfaces; `reporting`: tables, figures and pages

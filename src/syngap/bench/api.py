@@ -12,8 +12,7 @@ Whatever cannot be done is a `UserError` (a ValueError) that says why in one lin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,105 +20,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 
 from syngap.bench.config.experiment import Experiment, read, with_settings
+from syngap.bench.config.finetuning import (
+    AnyExperiment,
+    FinetuningExperiment,
+    parse_experiment,
+)
 from syngap.bench.config.values import seeds_in
 from syngap.bench.errors import UserError
 from syngap.bench.options import check_value
 from syngap.bench.runner.execution import EngineName, Execution
 from syngap.bench.runner.plan import IfThere, make_plan
-from syngap.bench.runner.recorded import repeat_experiment, select_rows
-from syngap.bench.storage import make_folder
-from syngap.bench.store.folder_reader import Run, read_runs
-from syngap.bench.store.layout import holds_experiment
-from syngap.bench.store.surface import Landscape, read_landscapes
+from syngap.bench.runner.recorded import repeat_experiment, repeat_finetuning, select_rows
+from syngap.bench.runs import Runs
+from syngap.bench.store.folder_reader import read_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from syngap.bench.reporting.finetuning.repeated import Repeated
     from syngap.bench.reporting.reproduction import Reproduction as ReproducedRow
-    from syngap.bench.reporting.rows import Row
     from syngap.bench.tuning.study import Tuning
 
 __all__ = ["Reproduction", "Runs", "Tuned", "load", "report", "reproduce", "run", "tune"]
 
-ExperimentLike: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | Experiment"
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The runs in a folder, as they are there when they are first looked at.
-
-    Args:
-        folder: that `run` wrote, or a packed result.
-        failed: by name, why those that failed just now did.
-    """
-
-    folder: Path
-    failed: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def runs(self) -> list[Run]:
-        """Every run, in the order of the experiment's methods and seeds."""
-        alone = self.surfaces and not holds_experiment(self.folder)
-        return [] if alone else read_runs(self.folder)
-
-    @cached_property
-    def surfaces(self) -> list[Landscape]:
-        """The loss surfaces that were computed; a folder may hold nothing else."""
-        return list(read_landscapes(self.folder))
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The rows of the table: a method with its options and all its seeds."""
-        from syngap.bench.reporting.rows import rows
-
-        return rows(self.runs)
-
-    def table(self, width: int | None = None) -> Table:
-        """Return the table, which terminals and notebooks can show.
-
-        Args:
-            width: characters that it may take; None is that of the terminal.
-        """
-        from syngap.bench.reporting.tables import table
-
-        return table(self.rows, width or Console().width)
-
-    def markdown(self) -> str:
-        """Return the table as Markdown."""
-        from syngap.bench.reporting.tables import markdown
-
-        return markdown(self.rows)
-
-    def headline(self) -> str:
-        """Return what the table says, in a sentence or two."""
-        from syngap.bench.reporting.headline import headline
-
-        return headline(self.rows)
-
-    def report(
-        self, page: str | PathLike[str] | None = None, *, within: Path | None = None
-    ) -> Path:
-        """Write the page and return where it is.
-
-        Args:
-            page: the HTML file, or a folder for it; index.html beside the runs by default.
-            within: the folder that the user named, where it is one above the page's: no link below
-                it is followed.
-        """
-        from syngap.bench.reporting.page import write_page
-
-        place = self.folder if page is None else Path(page)
-        if place.suffix != ".html":
-            place = place / "index.html"
-        title = (self.runs[0].config.experiment if self.runs else None) or self.folder.name
-        within = within or place.parent
-        make_folder(place.parent, within=within)
-        write_page(self.runs, place, title, self.surfaces, search_folder=self.folder, within=within)
-        return place
-
-    def _repr_markdown_(self) -> str:
-        """Return what a notebook shows."""
-        return self.markdown()
+ExperimentLike: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | AnyExperiment"
 
 
 @dataclass(frozen=True)
@@ -156,7 +80,7 @@ class Reproduction:
         failed: by name, why those that failed did.
     """
 
-    rows: Sequence[ReproducedRow]
+    rows: Sequence[ReproducedRow | Repeated]
     failed: Mapping[str, str]
 
     @property
@@ -184,7 +108,8 @@ def run(
     """Run an experiment: every method with every seed, a folder each.
 
     Args:
-        experiment: the name of one that ships, a YAML file, or what such a file holds.
+        experiment: the name of one that ships, a YAML file, or what such a file holds; of a stream,
+            or of fine-tuning, which has `texts` in place of `stream`.
         settings: changes of it, such as "stream.epochs=2".
         methods: rows of it; None is all.
         seeds: in place of its own.
@@ -199,6 +124,8 @@ def run(
         progress: show how far it is.
     """
     chosen = select(experiment, settings, methods, seeds)
+    if isinstance(chosen, FinetuningExperiment) and (engine != "local" or log):
+        raise UserError("--engine and --log: are for streams; leave them out for fine-tuning")
     folder = Path(out) if out is not None else Path("runs") / chosen.name
     with Execution(
         workers=workers,
@@ -255,7 +182,7 @@ def tune(
     from syngap.bench.tuning.chosen import write_chosen
     from syngap.bench.tuning.study import Tuning
 
-    whole = select(experiment, settings)
+    whole = select_stream(experiment, settings)
     if trials is not None and whole.search:
         trials = check_value(trials, Trials, "--trials")
         whole = replace(whole, search=replace(whole.search, trials=trials))
@@ -297,7 +224,7 @@ def reproduce(
 
     Args:
         name: of an experiment in `results`.
-        rows: er and syngap by default; ["all"] is all.
+        rows: er and syngap by default, adamw and protect of fine-tuning; ["all"] is all.
         seeds: how many of the recorded seeds.
         results: the folder of results.
         out: the folder for the runs; runs/reproduce-NAME by default.
@@ -306,20 +233,27 @@ def reproduce(
         workers: as for `run`.
         progress: as for `run`.
     """
+    from syngap.bench.reporting.finetuning.repeated import repeated
     from syngap.bench.reporting.reproduction import reproductions
     from syngap.bench.reporting.results import Results
 
     where = data_folder(data)
     recorded = Results(Path(results)).runs(name)
-    experiment = repeat_experiment(recorded, select_rows(recorded, rows), seeds)
+    experiment: AnyExperiment
+    if recorded[0].is_finetuning:
+        experiment = repeat_finetuning(recorded, Path(results) / name, rows, seeds)
+    else:
+        experiment = repeat_experiment(recorded, select_rows(recorded, rows), seeds)
     folder = Path(out) if out is not None else Path("runs") / f"reproduce-{name}"
     with Execution(workers=workers, console=_console(progress)) as execution:
         failed = execution.run(make_plan(experiment, folder, data=where, if_there=if_there))
     now = [
         run
         for run in read_runs(folder)
-        if run.row in experiment.methods and run.seed in experiment.seeds
+        if run.family in experiment.methods and run.seed in experiment.seeds
     ]
+    if isinstance(experiment, FinetuningExperiment):
+        return Reproduction(repeated(recorded, now), failed)
     return Reproduction(reproductions(recorded, now), failed)
 
 
@@ -345,14 +279,27 @@ def select(
     settings: Sequence[str] = (),
     methods: Sequence[str] | None = None,
     seeds: Iterable[int] | None = None,
-) -> Experiment:
+) -> AnyExperiment:
     """Return an experiment with settings put in, and of it these rows and seeds."""
-    if not isinstance(experiment, Experiment):
+    if not isinstance(experiment, (Experiment, FinetuningExperiment)):
         given = experiment if isinstance(experiment, Mapping) else read(str(experiment))
-        experiment = Experiment.from_mapping(with_settings(given, settings))
+        experiment = parse_experiment(with_settings(given, settings))
     elif settings:
-        experiment = Experiment.from_mapping(with_settings(experiment.as_mapping(), settings))
+        experiment = parse_experiment(with_settings(experiment.as_mapping(), settings))
     return experiment.select(methods, None if seeds is None else seeds_in(list(seeds)))
+
+
+def select_stream(
+    experiment: ExperimentLike,
+    settings: Sequence[str] = (),
+    methods: Sequence[str] | None = None,
+    seeds: Iterable[int] | None = None,
+) -> Experiment:
+    """Return the same where it is of a stream; UserError otherwise."""
+    found = select(experiment, settings, methods, seeds)
+    if not isinstance(found, Experiment):
+        raise UserError(f"{found.name}: compares fine-tuning methods; this needs a stream")
+    return found
 
 
 def data_folder(folder: str | PathLike[str] | None) -> Path | None:

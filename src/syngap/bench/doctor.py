@@ -15,6 +15,7 @@ import syngap
 from syngap.bench import methods, models, streams
 from syngap.bench.config.experiment import shipped
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning.methods import registry as finetuning_methods
 from syngap.bench.runner import loggers
 from syngap.bench.store.environment import processor
 from syngap.bench.streams import cifar100, places
@@ -64,6 +65,8 @@ def findings() -> Iterator[str]:
     for folder in (Path.cwd(), places.home()):
         yield f"free disk at {folder}: {_free(folder):.1f} GB"
     yield f"experiments: {', '.join(shipped())}"
+    yield f"fine-tuning experiments: {', '.join(shipped('finetuning'))}"
+    yield f"fine-tuning methods: {', '.join(finetuning_methods.names())}"
     yield f"streams: {', '.join(streams.registry.names())}"
     yield f"models: {', '.join(models.registry.names())}"
     yield f"methods: {', '.join(methods.registry.names())}"

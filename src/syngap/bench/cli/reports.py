@@ -21,7 +21,11 @@ def report(
         bool, typer.Option("--markdown", help="print the table as Markdown")
     ] = False,
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="also draw accuracy over the stream, as SVG")
+        Path | None,
+        typer.Option(
+            "--figure",
+            help="also draw accuracy over the stream, or frontiers of fine-tuning, as SVG",
+        ),
     ] = None,
     figures: Annotated[
         Path | None,
@@ -114,6 +118,7 @@ def print_report(
 
     from syngap.bench import api
     from syngap.bench.reporting.figures import accuracy_figure, every_figure
+    from syngap.bench.reporting.finetuning.frontiers import frontier_figure, frontier_figures
     from syngap.bench.storage import check_inside
 
     if figure and figure.suffix != ".svg":
@@ -130,12 +135,18 @@ def print_report(
     typer.echo(f"The page is {runs.report(within=named)}", err=markdown)
     if figure:
         check_inside(figure, named if figure.is_relative_to(named) else figure.parent)
-        accuracy_figure(runs.runs, figure)
+        if runs.is_finetuning:
+            frontier_figure(runs.comparison, figure)
+        else:
+            accuracy_figure(runs.runs, figure)
         typer.echo(f"The figure is {figure}", err=markdown)
     if figures:
         theirs = figures_within or figures
         whole = named if theirs.is_relative_to(named) else theirs
-        written, reasons = every_figure(runs.runs, runs.surfaces, figures, within=whole)
+        if runs.is_finetuning:
+            written, reasons = frontier_figures(runs.comparison, figures, within=whole)
+        else:
+            written, reasons = every_figure(runs.runs, runs.surfaces, figures, within=whole)
         names = ", ".join(dict.fromkeys(path.stem for path in written))
         typer.echo(f"The figures are in {figures}: {names}", err=markdown)
         for reason in reasons:

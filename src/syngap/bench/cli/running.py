@@ -159,7 +159,7 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="an experiment in the folder of results")],
     row: Annotated[
         str | None,
-        typer.Option("--row", metavar="ROWS", help="er,syngap by default, or all"),
+        typer.Option("--row", metavar="ROWS", help="er,syngap or adamw,protect by default, or all"),
     ] = None,
     seeds: Annotated[
         int,
@@ -175,7 +175,6 @@ def reproduce(
 ) -> None:
     """Run recorded rows again, and say whether they fall inside the recorded spread."""
     from syngap.bench import api
-    from syngap.bench.reporting import reproduction
 
     with _resumable(f"The same command{' without --fresh' if fresh else ''}"):
         found = api.reproduce(
@@ -189,7 +188,7 @@ def reproduce(
             workers=workers_in(workers),
         )
     for compared in found.rows:
-        typer.echo("\n".join(reproduction.describe(compared)))
+        typer.echo("\n".join(compared.describe()))
     if not found.agrees:
         raise typer.Exit(1)
 
@@ -223,7 +222,7 @@ def landscape(
     from syngap.bench.landscapes.display import compute
     from syngap.bench.landscapes.landscape import plan_landscapes
 
-    chosen = api.select(experiment, settings or (), names_in(methods), [seed])
+    chosen = api.select_stream(experiment, settings or (), names_in(methods), [seed])
     folder = out or Path("runs") / chosen.name / "landscapes"
     jobs = plan_landscapes(
         chosen,

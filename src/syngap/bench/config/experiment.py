@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -37,6 +37,7 @@ from syngap.bench.config.values import (
     seeds_of,
 )
 from syngap.bench.errors import UserError, nearest
+from syngap.bench.finetuning.methods import registry as finetuning_methods
 from syngap.bench.options import checked, defaults, named, shown, signature
 from syngap.bench.streams import Stream
 
@@ -172,6 +173,8 @@ def with_earlier_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
     refreshed seldom was so from the first step on.
     """
     then = dict(written)
+    if "texts" in written:  # fine-tuning: it had no other defaults yet
+        return then
     if isinstance(model := written.get("model"), dict) and model.get("name") == "cnn":
         then["model"] = {"norm": "none", **model}
     for part, name, value in (("stream", "remainder", "short"), ("training", "captured", False)):
@@ -239,22 +242,30 @@ def read(name_or_file: str) -> dict[str, Any]:
             text = text_in(path)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
-    elif name_or_file in shipped():
-        text = (files("syngap.bench.config") / "shipped" / f"{name_or_file}.yaml").read_text(
-            encoding="utf-8"
-        )
     else:
-        hint = nearest(name_or_file, shipped()) or (
-            f"; there are {', '.join(shipped())}, or give a .yaml file"
-        )
-        raise UserError(f"unknown experiment {shown(name_or_file)}{hint}")
+        text = _shipped_text(name_or_file)
     return mapping_of(parse_yaml(text, str(path)), str(path))
 
 
-def shipped() -> list[str]:
-    """Return the names of the experiments that come with the package."""
+def shipped(kind: Literal["stream", "finetuning"] = "stream") -> list[str]:
+    """Return the names of the experiments of a kind that come with the package."""
+    entries = _shipped_folder(kind).iterdir()
+    return sorted(entry.name[:-5] for entry in entries if entry.name.endswith(".yaml"))
+
+
+def _shipped_folder(kind: Literal["stream", "finetuning"]) -> Any:
     folder = files("syngap.bench.config") / "shipped"
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return folder if kind == "stream" else folder / kind
+
+
+def _shipped_text(name: str) -> str:
+    kinds: tuple[Literal["stream"], Literal["finetuning"]] = ("stream", "finetuning")
+    for kind in kinds:
+        if name in shipped(kind):
+            return str((_shipped_folder(kind) / f"{name}.yaml").read_text(encoding="utf-8"))
+    known = [name for kind in kinds for name in shipped(kind)]
+    hint = nearest(name, known) or f"; there are {', '.join(known)}, or give a .yaml file"
+    raise UserError(f"unknown experiment {shown(name)}{hint}")
 
 
 def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -275,22 +286,24 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
-            if depth == 0 and key in ("stream", "model") and isinstance(inner, str):
+            if depth == 0 and key in ("stream", "texts", "model") and isinstance(inner, str):
                 inner = {"name": inner}
             place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
         place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
-        _check_rows(mapping_of(changed["methods"], "methods"), given.get("methods"))
+        registry = finetuning_methods if "texts" in given else methods.registry
+        rows = mapping_of(changed["methods"], "methods")
+        _check_rows(rows, given.get("methods"), registry.names())
     return changed
 
 
-def _check_rows(rows: Mapping[Any, Any], before: Any) -> None:
+def _check_rows(rows: Mapping[Any, Any], before: Any, names: Sequence[str]) -> None:
     """Refuse rows that a setting added by mistyping one that was there."""
     known = [str(row) for row in before] if isinstance(before, dict) else []
     for row, options in rows.items():
         new = isinstance(options, dict) and "method" in options
-        if not new and str(row) not in (*known, *methods.registry.names()):
+        if not new and str(row) not in (*known, *names):
             rows_are = f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}"
             raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
 

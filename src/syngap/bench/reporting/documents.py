@@ -22,6 +22,8 @@ from pathlib import Path
 from syngap.bench.config.reading import SMALL, text_in
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.reporting import curves, paper
+from syngap.bench.reporting.finetuning import comparison_table
+from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.results import Results, search_table
 from syngap.bench.reporting.rows import MEASURES
 from syngap.bench.reporting.statistics import (
@@ -181,6 +183,16 @@ def _table(results: Results, NAME: str, *, rows: str = "", columns: str = "") ->
     return markdown(chosen, columns.split(",") if columns else None, among, [source])
 
 
+def _comparison(results: Results, NAME: str, *, rows: str = "") -> str:
+    source = f"Made by `syngap report {results.place}/{NAME} --markdown`."
+    found = compare_methods(results.runs(NAME))
+    return comparison_table.markdown(found, rows.split(",") if rows else None, [source])
+
+
+def _forgetting(results: Results, NAME: str, ROW: str, KIND: str, *, at: str = "trained") -> str:
+    return comparison_table.forgetting_of(compare_methods(results.runs(NAME)), ROW, KIND, at)
+
+
 def _curve(
     results: Results,
     NAME: str,
@@ -301,6 +313,8 @@ QUERIES: dict[str, Callable[..., str]] = {
     "measured": _measurement,  # a table of a benchmark, by its number in speed/PATH.md
     "robustness": _robustness,  # how much the choice of an option's value matters
     "gain": _gain,  # the mean over all values of an option less another method's
+    "comparison": _comparison,  # of fine-tuning methods, or some of its rows
+    "forgetting": _forgetting,  # of a fine-tuning method on one kind of old text
 }
 
 

@@ -59,6 +59,10 @@ class Reproduction:
             return None
         return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
 
+    def describe(self) -> list[str]:
+        """Return the comparison as lines of text."""
+        return describe(self)
+
     @property
     def is_inside(self) -> bool | None:
         """Whether the difference is within the tolerance; None if that is not known."""

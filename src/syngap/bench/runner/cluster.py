@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import syngap
+from syngap.bench.config.finetuning import FinetuningTraining
 from syngap.bench.config.run_config import Training
 from syngap.bench.errors import UserError
 from syngap.bench.extras import import_extra
@@ -33,7 +34,7 @@ from syngap.bench.runner.machines import (
     fitting_runs,
     reason_of,
 )
-from syngap.bench.runner.run import Job
+from syngap.bench.runner.plan import AnyJob
 from syngap.bench.storage import remove, write
 from syngap.bench.store.folder_reader import read_status
 from syngap.bench.streams.places import VARIABLE
@@ -114,10 +115,10 @@ class Cluster:
 
     def run(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[AnyJob],
         workers: int | None,
         on_event: Callable[[Event], None],
-        following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+        following: Callable[[Event], Sequence[AnyJob]] = lambda ended: (),
     ) -> None:
         """Do `jobs` on the cluster, and those that come of them.
 
@@ -161,17 +162,17 @@ class Cluster:
 
     def _run(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[AnyJob],
         request: Request,
         machines: Machines,
         board: Any,
         on_event: Callable[[Event], None],
-        following: Callable[[Event], Sequence[Job]],
+        following: Callable[[Event], Sequence[AnyJob]],
     ) -> None:
         task = self._ray.remote(
             num_cpus=request.needs["CPU"], num_gpus=request.needs.get("GPU", 0), max_retries=0
         )(_work)
-        waiting, flying, begun = list(reversed(jobs)), dict[Any, tuple[Job, int]](), set[str]()
+        waiting, flying, begun = list(reversed(jobs)), dict[Any, tuple[AnyJob, int]](), set[str]()
         deaths = _Deaths()
 
         def tell(event: Event) -> None:
@@ -211,7 +212,7 @@ class Cluster:
                 self._ray.cancel(reference, force=True)
 
     def _outcome(
-        self, reference: Any, job: Job, deaths: _Deaths, machines: Machines, known: int
+        self, reference: Any, job: AnyJob, deaths: _Deaths, machines: Machines, known: int
     ) -> Event | None:
         """Return how a run ended; None where it did not, and another worker is to go on with it."""
         try:
@@ -266,7 +267,9 @@ class Cluster:
             del self._boards[out]
             self._ray.kill(board)
 
-    def _needs(self, training: Training, workers: int | None) -> dict[str, float]:
+    def _needs(
+        self, training: Training | FinetuningTraining, workers: int | None
+    ) -> dict[str, float]:
         """Return what a run takes: its threads, and a GPU or the part of one that is left to it."""
         needs = {"CPU": float(training.threads)}
         if training.device == "cuda":
@@ -304,7 +307,7 @@ class _Board:
         return news
 
 
-def _work(job: Job, request: Request, board: Any) -> Event:
+def _work(job: AnyJob, request: Request, board: Any) -> Event:
     """Do one run in a worker of the cluster and return how it ended."""
     if complaint := complaint_of(request.mark, request.version):  # of a machine that came later
         raise UserError(complaint)
@@ -334,6 +337,6 @@ def _at_a_time(request: Request) -> int:
     return max(1, min([*fits, *([request.workers] if request.workers else [])]))
 
 
-def _from_anywhere(job: Job) -> Job:
+def _from_anywhere(job: AnyJob) -> AnyJob:
     data = job.data and job.data.expanduser().absolute()
     return replace(job, folder=job.folder.absolute(), data=data)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from rich.console import Console
 
-from syngap.bench.config.experiment import Experiment
+from syngap.bench.config.finetuning import AnyExperiment
 from syngap.bench.errors import UserError
 from syngap.bench.runner import local
-from syngap.bench.runner.plan import Plan
+from syngap.bench.runner.plan import AnyJob, Plan
 from syngap.bench.runner.progress import Display
-from syngap.bench.runner.run import Job
 
 if TYPE_CHECKING:
     from syngap.bench.runner.cluster import Cluster
@@ -82,7 +81,7 @@ class Execution:
         """Show a message above the progress."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def device(self, experiment: Experiment) -> str | None:
+    def device(self, experiment: AnyExperiment) -> str | None:
         """Return the kind of device that runs will have on the cluster, None for this machine's."""
         return self._cluster.device(experiment.training.device) if self._cluster else None
 
@@ -121,10 +120,10 @@ class Execution:
     def work(
         self,
         plan: Plan,
-        jobs: Sequence[Job],
+        jobs: Sequence[AnyJob],
         *,
-        to_come: Sequence[Job] | None = None,
-        following: Callable[[local.Event], Sequence[Job]] = lambda ended: (),
+        to_come: Sequence[AnyJob] | None = None,
+        following: Callable[[local.Event], Sequence[AnyJob]] = lambda ended: (),
     ) -> dict[str, str]:
         """Do `jobs` and those that follow from them; return why those that failed did.
 

@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from syngap.bench.runner.finetuning_run import FinetuningJob, execute_finetuning
 from syngap.bench.runner.mps import mps_daemon, runs_per_gpu
-from syngap.bench.runner.plan import is_done
-from syngap.bench.runner.run import Job, execute
+from syngap.bench.runner.plan import AnyJob, is_done
+from syngap.bench.runner.run import execute
 from syngap.bench.storage import make_folder
 from syngap.bench.store.environment import environment, resolve_device
 from syngap.bench.store.folder_writer import begin_folder, write_failure
@@ -51,7 +52,7 @@ class Event:
     A step may come with a message too: what the user should know.
     """
 
-    job: Job
+    job: AnyJob
     kind: str
     step: int = 0
     accuracy: float | None = None
@@ -59,10 +60,10 @@ class Event:
 
 
 def run_local(
-    jobs: Sequence[Job],
+    jobs: Sequence[AnyJob],
     workers: int,
     on_event: Callable[[Event], None],
-    following: Callable[[Event], Sequence[Job]] = lambda ended: (),
+    following: Callable[[Event], Sequence[AnyJob]] = lambda ended: (),
     hung_after: float = HUNG_AFTER,
 ) -> None:
     """Do `jobs` in `workers` processes at a time, and those that come of them.
@@ -85,10 +86,10 @@ def run_local(
 
 
 def _run_pool(
-    jobs: Sequence[Job],
+    jobs: Sequence[AnyJob],
     workers: int,
     on_event: Callable[[Event], None],
-    following: Callable[[Event], Sequence[Job]],
+    following: Callable[[Event], Sequence[AnyJob]],
     hung_after: float,
 ) -> None:
     context = multiprocessing.get_context("spawn")
@@ -122,7 +123,7 @@ def _run_pool(
 
 
 def run_here(
-    job: Job, tell: Callable[[int, float | None], None] = lambda *_: None, at_a_time: int = 1
+    job: AnyJob, tell: Callable[[int, float | None], None] = lambda *_: None, at_a_time: int = 1
 ) -> None:
     """Do one run in this process and leave its folder complete, whatever happens."""
     device = resolve_device(job.config.training.device)
@@ -132,10 +133,13 @@ def run_here(
         if is_done(job):
             return
         begin_folder(job.folder, job.config, environment(device, at_a_time))
-        execute(job, tell)
+        if isinstance(job, FinetuningJob):
+            execute_finetuning(job, tell)
+        else:
+            execute(job, tell)
 
 
-def default_workers(jobs: Sequence[Job]) -> int:
+def default_workers(jobs: Sequence[AnyJob]) -> int:
     """Return how many runs fit at a time: one a core and its threads, or what suits a GPU."""
     training = jobs[0].config.training
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -149,7 +153,7 @@ class _Worker:
 
     def __init__(self, context: Any, at_a_time: int = 1, hung_after: float = HUNG_AFTER) -> None:
         self._context, self._at_a_time, self._hung_after = context, at_a_time, hung_after
-        self.job: Job | None = None
+        self.job: AnyJob | None = None
         self._silent = 0.0
         self._start()
 
@@ -162,7 +166,7 @@ class _Worker:
             self._process.start()
         theirs.close()  # so that its death reads as the end of the connection
 
-    def give(self, waiting: list[Job], on_event: Callable[[Event], None]) -> None:
+    def give(self, waiting: list[AnyJob], on_event: Callable[[Event], None]) -> None:
         self.job = waiting.pop() if waiting else None
         self._silent = 0.0
         if self.job:
@@ -253,7 +257,7 @@ def _work(connection: Connection, at_a_time: int = 1) -> None:
             attempt(connection.recv(), say, at_a_time)
 
 
-def attempt(job: Job, say: Callable[[Event], None], at_a_time: int = 1) -> None:
+def attempt(job: AnyJob, say: Callable[[Event], None], at_a_time: int = 1) -> None:
     """Do one run, and say how far it is and how it ended; it never raises."""
     try:
         with _warnings_said(job, say):
@@ -266,7 +270,7 @@ def attempt(job: Job, say: Callable[[Event], None], at_a_time: int = 1) -> None:
 
 
 @contextmanager
-def _warnings_said(job: Job, say: Callable[[Event], None]) -> Iterator[None]:
+def _warnings_said(job: AnyJob, say: Callable[[Event], None]) -> Iterator[None]:
     """Pass on what is logged about a run."""
 
     class Handler(logging.Handler):
@@ -293,7 +297,7 @@ def _message(error: Exception) -> str:
     return line
 
 
-def note_failure(job: Job, message: str, trace: str) -> None:
+def note_failure(job: AnyJob, message: str, trace: str) -> None:
     """Write why a run failed into its folder, if that can be."""
     with suppress(OSError, ValueError):  # the message says it, and the disk may be what failed
         write_failure(job.folder, message, trace)

@@ -14,9 +14,15 @@ import torch
 
 from syngap.bench.config.component import entry
 from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
+from syngap.bench.config.finetuning import (
+    AnyExperiment,
+    FinetuningExperiment,
+    parse_experiment,
+)
 from syngap.bench.errors import UserError
 from syngap.bench.methods.average import lag_note
 from syngap.bench.options import shown
+from syngap.bench.runner.finetuning_run import FinetuningJob, check_buildable
 from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import clean, make_folder, strays
@@ -27,8 +33,9 @@ from syngap.bench.store.packed import is_packed
 from syngap.bench.store.records import alone_in, write_yaml
 from syngap.bench.store.removal import is_run_of, remove_run
 
-__all__ = ["Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
+__all__ = ["AnyJob", "Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 
+AnyJob: TypeAlias = Job | FinetuningJob
 IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
 _NAMED = 5  # of many paths in one message
 
@@ -48,10 +55,10 @@ class Plan:
         notes: what the user should know before the runs.
     """
 
-    experiment: Experiment
+    experiment: AnyExperiment
     out: Path
-    jobs: list[Job]
-    done: list[Job]
+    jobs: list[AnyJob]
+    done: list[AnyJob]
     steps: dict[str, int]
     stale: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
@@ -90,7 +97,7 @@ class Plan:
 
 
 def make_plan(
-    experiment: Experiment,
+    experiment: AnyExperiment,
     out: Path,
     *,
     data: Path | None = None,
@@ -109,7 +116,8 @@ def make_plan(
             remove them first.
         device: what the runs will have, where they are done on other machines.
     """
-    experiment = replace(experiment, search=None)  # no run depends on it
+    if isinstance(experiment, Experiment):
+        experiment = replace(experiment, search=None)  # no run depends on it
     jobs = jobs_of(experiment, out, data, device)
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
@@ -133,15 +141,19 @@ def make_plan(
 
 
 def jobs_of(
-    experiment: Experiment, out: Path, data: Path | None, device: str | None = None
-) -> list[Job]:
+    experiment: AnyExperiment, out: Path, data: Path | None, device: str | None = None
+) -> list[AnyJob]:
     """Return every run of the experiment, on `device` or on the one that is chosen here."""
     device = device or resolve_device(experiment.training.device).type
     # What "auto" stands for here: going on elsewhere would give other numbers.
+    if isinstance(experiment, FinetuningExperiment):
+        return [
+            FinetuningJob(out / run.name, run.on_device(device), data) for run in experiment.runs()
+        ]
     return [Job(out / run.name, run.on_device(device), data) for run in experiment.runs()]
 
 
-def _earlier(experiment: Experiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:
+def _earlier(experiment: AnyExperiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:
     """Return what experiment.yaml in `out` says, None where nothing is there yet."""
     try:
         found = {*out.iterdir()} - {*strays(out), out / "landscapes"}
@@ -180,12 +192,18 @@ def _check_writable(out: Path) -> None:
         raise UserError(f"{out}: no permission to write in {there}")
 
 
-def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
+def _check_buildable(jobs: list[AnyJob]) -> tuple[dict[str, int], list[str]]:
     """Load the data and make each method once, so that a mistake shows before the first run.
 
     Returns:
         How many steps a row's runs have, and what is to be said of the rows.
     """
+    if tuned := [job for job in jobs if isinstance(job, FinetuningJob)]:
+        return check_buildable(tuned), []
+    return _check_streams([job for job in jobs if isinstance(job, Job)])
+
+
+def _check_streams(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
     steps: dict[str, int] = {}
     notes: list[str] = []
     stream = stream_of(jobs[0].config, jobs[0].data)
@@ -205,7 +223,7 @@ def _check_buildable(jobs: list[Job]) -> tuple[dict[str, int], list[str]]:
     return steps, notes
 
 
-def is_done(job: Job) -> bool:
+def is_done(job: AnyJob) -> bool:
     """Return whether a run has ended; UserError where it was begun with other options."""
     path = job.folder / CONFIG
     _check_ours(job.folder)
@@ -230,8 +248,10 @@ def _check_ours(folder: Path) -> None:
             raise UserError(f"{path}: is neither a file nor a folder")
 
 
-def _recorded_config(job: Job) -> dict[str, Any]:
+def _recorded_config(job: AnyJob) -> dict[str, Any]:
     """Return what config.yaml says, as this version would have written it."""
+    if isinstance(job, FinetuningJob):
+        return job.config.complete(read_yaml(job.folder / CONFIG))
     before = complete_run(read_yaml(job.folder / CONFIG), job.config)
     training, now = before.get("training"), job.config.training
     if isinstance(training, dict) and training["device"] == "auto" != now.device:
@@ -257,14 +277,14 @@ def _difference(before: Any, now: Any, path: str = "") -> str:
     return f"{path or 'the configuration'} was {shown(before)} there and is {shown(now)} now"
 
 
-def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Experiment:
+def _merged(experiment: AnyExperiment, earlier: dict[str, Any], out: Path) -> AnyExperiment:
     """Return the experiment with the rows and seeds that were asked for before as well.
 
     Everything else must be as it was, or the table would compare what cannot be compared.
     """
     path = out / EXPERIMENT
     try:
-        before = Experiment.from_mapping(with_earlier_defaults(earlier))
+        before = parse_experiment(with_earlier_defaults(earlier))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     rows = {**before.methods, **experiment.methods}
@@ -275,4 +295,4 @@ def _merged(experiment: Experiment, earlier: dict[str, Any], out: Path) -> Exper
         del mapping["seeds"]
     check_equal(path, was, now)
     seeds = sorted({*before.seeds, *experiment.seeds})
-    return replace(experiment, methods=rows, seeds=seeds, search=None)
+    return replace(experiment, methods=rows, seeds=seeds)

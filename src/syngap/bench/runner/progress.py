@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console
@@ -21,8 +22,8 @@ from rich.text import Text
 
 from syngap.bench.errors import UserError
 from syngap.bench.runner.local import Event
-from syngap.bench.runner.run import Job
-from syngap.bench.store.folder_reader import read_run
+from syngap.bench.runner.plan import AnyJob
+from syngap.bench.store.folder_reader import Run, read_run
 
 __all__ = ["Display"]
 
@@ -36,7 +37,7 @@ class Display:
         steps: how many a row's runs have, for the time left.
     """
 
-    def __init__(self, console: Console, jobs: list[Job], steps: Mapping[str, int]) -> None:
+    def __init__(self, console: Console, jobs: list[AnyJob], steps: Mapping[str, int]) -> None:
         self._console, self._steps = console, steps
         self._reached = {job.name: 0 for job in jobs}
         self._total = sum(self._steps_of(job) for job in jobs)
@@ -71,7 +72,7 @@ class Display:
         if ended:
             self._console.print(self._line(event), highlight=False, markup=False, soft_wrap=True)
 
-    def _steps_of(self, job: Job) -> int:
+    def _steps_of(self, job: AnyJob) -> int:
         return self._steps[job.config.row]
 
     def _line(self, event: Event) -> str:
@@ -83,8 +84,10 @@ class Display:
             run = read_run(event.job.folder)
         except UserError as error:  # one folder's trouble is not the others'
             return f"{counted}  {event.job.name:<20} done, but {error}{left}"
-        accuracy = sum(run.accuracy[-1]) / len(run.accuracy[-1])
         seconds = run.status.seconds or 0.0
+        if run.is_finetuning:
+            return f"{counted}  {event.job.name:<28} {_losses(run)}  {seconds:6.1f} s{left}"
+        accuracy = sum(run.accuracy[-1]) / len(run.accuracy[-1])
         last = run.summaries[max(run.summaries)] if run.summaries else {}
         skipped = f"  {last['skipped']:.0f} steps skipped" if last.get("skipped") else ""
         found = f"ACC {accuracy:5.1f}  {seconds:6.1f} s{skipped}"
@@ -94,6 +97,13 @@ class Display:
         reached = sum(self._reached.values())
         seconds = (time.monotonic() - self._started) * (self._total - reached) / max(reached, 1)
         return f"   about {seconds:.0f} s left" if reached < self._total else ""
+
+
+def _losses(run: Run) -> str:
+    """Return the last losses of a fine-tuning run, weights as trained."""
+    last = next((point for point in reversed(run.points) if point.share == 1), run.points[-1])
+    old = "  ".join(f"{kind} {fmean(halves):.3f}" for kind, halves in last.old.items())
+    return f"new {fmean(last.new):.3f}  {old}"
 
 
 class _Bars:

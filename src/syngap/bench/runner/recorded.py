@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
+from syngap.bench.config.finetuning import FinetuningExperiment
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError, nearest
-from syngap.bench.store.folder_reader import Run
+from syngap.bench.store.folder_reader import Run, read_yaml
+from syngap.bench.store.layout import EXPERIMENT
 
-__all__ = ["repeat_experiment", "select_rows"]
+__all__ = ["repeat_experiment", "repeat_finetuning", "select_rows"]
 
 _USUAL = ("syngap", "er")
+_USUAL_FINETUNING = ("adamw", "protect")
 
 
 def select_rows(recorded: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
@@ -56,6 +60,32 @@ def repeat_experiment(recorded: Sequence[Run], rows: Sequence[str], count: int) 
     if experiment.training.device == "cuda" and not torch.cuda.is_available():
         return replace(experiment, training=experiment.training.on_device("auto"))
     return experiment
+
+
+def repeat_finetuning(
+    recorded: Sequence[Run], folder: Path, asked: Sequence[str] | None, count: int
+) -> FinetuningExperiment:
+    """Return the recorded fine-tuning experiment with some of its methods and seeds.
+
+    Args:
+        recorded: every run that is recorded.
+        folder: where they are.
+        asked: methods; None is AdamW and protect, "all" is all.
+        count: how many seeds, the lowest first.
+    """
+    whole = FinetuningExperiment.from_mapping(read_yaml(folder / EXPERIMENT))
+    known = [
+        row for row in whole.methods if any(run.family == row and run.done for run in recorded)
+    ]
+    usual = [row for row in _USUAL_FINETUNING if row in known] or known
+    rows = usual if asked is None else known if list(asked) == ["all"] else list(asked)
+    seeds = sorted({run.seed for run in recorded if run.done})
+    if len(seeds) < count:
+        raise UserError(f"--seeds: {count} were asked for, {len(seeds)} are recorded")
+    chosen = whole.select(rows, seeds[:count])
+    if chosen.training.device == "cuda" and not torch.cuda.is_available():
+        return replace(chosen, training=chosen.training.on_device("auto"))
+    return chosen
 
 
 def _recorded_experiment(runs: Sequence[Run]) -> Experiment:

@@ -11,6 +11,7 @@ from typing import Any
 from syngap.bench.config.formats import check_format
 from syngap.bench.config.reading import LARGE, json_in, reading, text_in, yaml_in
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 from syngap.bench.store.layout import (
     ACCURACY,
@@ -29,6 +30,7 @@ from syngap.bench.store.outcome import (
     Status,
     check_accuracy,
     check_follows,
+    check_point,
     evaluation_of,
     summary_of,
 )
@@ -72,7 +74,7 @@ def read_runs(directory: Path) -> list[Run]:
         raise UserError(f"{directory}: no run has begun there")
     _check_alike([run for run in runs if run.done])
     place = {row: number for number, row in enumerate(planned.methods)}
-    return sorted(runs, key=lambda run: (place.get(run.row, len(place)), run.row, run.seed))
+    return sorted(runs, key=lambda run: (place.get(run.family, len(place)), run.row, run.seed))
 
 
 def _check_alike(done: Sequence[Run]) -> None:
@@ -93,8 +95,14 @@ def read_run(path: Path) -> Run:
     initial: tuple[float, ...] | None = None
     record: list[Evaluation] = []
     summaries: dict[int, dict[str, float]] = {}
+    points: list[Point] = []
     with reading(path / METRICS):
         for line in _lines(path / METRICS):
+            if "share" in line:
+                point = Point.from_mapping(line)
+                check_point(point, points)
+                points.append(point)
+                continue
             evaluation = evaluation_of(line)
             check_follows(evaluation, record, accuracy)
             if evaluation.step:
@@ -112,6 +120,7 @@ def read_run(path: Path) -> Run:
         initial=initial,
         record=record,
         summaries=summaries,
+        points=points,
     )
 
 

@@ -16,8 +16,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from syngap.bench.config.run_config import RunConfig
+from syngap.bench.config.finetuning import AnyRunConfig
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 from syngap.bench.storage import append, clean, make_folder, move, remove, write
 from syngap.bench.store.environment import now
@@ -68,7 +69,7 @@ def _whole(saved: Any) -> dict[str, Any]:
     return found
 
 
-def begin_folder(folder: Path, config: RunConfig, found: Environment) -> None:
+def begin_folder(folder: Path, config: AnyRunConfig, found: Environment) -> None:
     """Write what a run begins with, unless it is there from an earlier try.
 
     Args:
@@ -107,7 +108,7 @@ class FolderJournal:
     Args:
         folder: of the run; it exists.
         steps: how many there will be.
-        tasks: columns of R.
+        tasks: columns of R; 0 for a run that has none.
         checkpoint_seconds: at least so long between checkpoints within a task.
         fingerprint: of the stream; going on with another one is refused. Empty is unknown.
         tell: is told the step and the latest mean accuracy, now and then.
@@ -172,13 +173,19 @@ class FolderJournal:
 
     def record(self, evaluation: Evaluation, summary: Mapping[str, float]) -> None:
         """Add a line to metrics.jsonl and, at the end of a task, one to accuracy.csv."""
-        line = {**asdict(evaluation), "summary": _numbers(summary)}
-        self._metrics.write(json.dumps(line).encode() + b"\n")
+        self._write_line({**asdict(evaluation), "summary": _numbers(summary)})
         learned = evaluation.accuracy[: evaluation.task + 1]
         self._seen = sum(learned) / len(learned)
         if evaluation.end:
             self._rows.append((evaluation.task + 1, list(evaluation.accuracy)))
             self._write_accuracy()
+
+    def record_point(self, point: Point) -> None:
+        """Add an evaluation of a fine-tuning run to metrics.jsonl."""
+        self._write_line(point.as_mapping())
+
+    def _write_line(self, line: Mapping[str, Any]) -> None:
+        self._metrics.write(json.dumps(line).encode() + b"\n")
 
     def advance(self, step: int) -> bool:
         """Tell the step now and then; return whether the last checkpoint is long ago."""
@@ -210,16 +217,23 @@ class FolderJournal:
         self._status("running", state)
         self._saved = time.monotonic()
 
-    def close(self, model: nn.Module) -> None:
-        """Leave the network alone in checkpoint/ and say that the run is done."""
+    def close(self, model: nn.Module | None, seconds: float | None = None) -> None:
+        """Leave the network alone in checkpoint/ and say that the run is done.
+
+        Args:
+            model: the network; None keeps none, which may be large.
+            seconds: of training; None is those of the last checkpoint.
+        """
         self._metrics.close()
-        weights = {  # copies, because tensors that share memory cannot be saved as they are
-            name: value.clone(memory_format=torch.contiguous_format)
-            for name, value in model.state_dict().items()
-        }
-        path = self._checkpoints / "weights.safetensors"
-        write(path, safetensors.torch.save(weights), within=self._home)
-        self._status("done", {"step": self._steps, "seconds": self._seconds}, ended=now())
+        if model is not None:
+            weights = {  # copies, because tensors that share memory cannot be saved as they are
+                name: value.clone(memory_format=torch.contiguous_format)
+                for name, value in model.state_dict().items()
+            }
+            path = self._checkpoints / "weights.safetensors"
+            write(path, safetensors.torch.save(weights), within=self._home)
+        seconds = self._seconds if seconds is None else seconds
+        self._status("done", {"step": self._steps, "seconds": seconds}, ended=now())
         for save in self._saves():
             remove(save, within=self._home)
 
@@ -248,8 +262,9 @@ class FolderJournal:
         self._metrics.seek(size)  # tell() would count from the former end until something is added
 
     def _write_accuracy(self) -> None:
-        content = csv_of(self._rows, self._tasks).encode()
-        write(self._folder / ACCURACY, content, within=self._home)
+        if self._tasks:
+            content = csv_of(self._rows, self._tasks).encode()
+            write(self._folder / ACCURACY, content, within=self._home)
 
     def _status(self, state: str, progress: Mapping[str, Any], **more: str) -> None:
         self._seconds = progress["seconds"]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import yaml
 
-from syngap.bench.config.component import Component, Value
-from syngap.bench.config.experiment import Experiment, read, shipped, with_earlier_defaults
+from syngap.bench.config.component import Value
+from syngap.bench.config.experiment import read, shipped, with_earlier_defaults
+from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
 from syngap.bench.config.reading import LARGE, reading, text_in
-from syngap.bench.config.run_config import Training
 from syngap.bench.config.values import name_of
 from syngap.bench.errors import UserError
 from syngap.bench.options import shown
@@ -34,6 +34,7 @@ from syngap.bench.store.records import alone_in
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
+_PARTS = ("stream", "texts", "model", "anchors", "training")  # that all runs share
 _SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
 
 
@@ -225,7 +226,7 @@ def _content(path: Path) -> bytes:
         return content.encode()
 
 
-def _experiment(ours: Experiment, to: Path) -> bytes:
+def _experiment(ours: AnyExperiment, to: Path) -> bytes:
     """Return experiment.yaml with the rows and seeds of both folders, in the order that ships."""
     path = to / EXPERIMENT
     if path.exists():
@@ -238,25 +239,23 @@ def _experiment(ours: Experiment, to: Path) -> bytes:
     return yaml.safe_dump(ours.as_mapping(), sort_keys=False, allow_unicode=True).encode()
 
 
-def _read(path: Path) -> Experiment:
+def _read(path: Path) -> AnyExperiment:
     try:
-        return Experiment.from_mapping(with_earlier_defaults(read_yaml(path)))
+        return parse_experiment(with_earlier_defaults(read_yaml(path)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _merged(ours: Experiment, before: Experiment, path: Path) -> Experiment:
+def _merged(ours: AnyExperiment, before: AnyExperiment, path: Path) -> AnyExperiment:
     shared = [row for row in ours.methods if row in before.methods]
     if before.name != ours.name:
         raise _other_value(path, "name", before.name, ours.name)
-    parts: list[tuple[str, Component | Training, Component | Training]] = [
-        ("stream", before.stream, ours.stream),
-        ("model", before.model, ours.model),
-        ("training", before.training, ours.training),
-        *((f"methods.{row}", before.methods[row], ours.methods[row]) for row in shared),
+    was, is_now = before.as_mapping(), ours.as_mapping()
+    parts = [
+        *((part, was.get(part, {}), is_now[part]) for part in _PARTS if part in is_now),
+        *((f"methods.{row}", was["methods"][row], is_now["methods"][row]) for row in shared),
     ]
-    for name, then, now in parts:
-        old, new = then.as_mapping(), now.as_mapping()
+    for name, old, new in parts:
         for key in new:
             if old.get(key) != new[key]:
                 raise _other_value(path, f"{name}.{key}", old.get(key), new[key])

@@ -15,6 +15,7 @@ from typing import Any
 
 from syngap.bench.config.component import Component, Options, Value, entry
 from syngap.bench.config.reading import is_name
+from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Status",
     "check_accuracy",
     "check_follows",
+    "check_point",
     "evaluation_of",
     "summary_of",
 ]
@@ -220,6 +222,7 @@ class Run:
         initial: accuracy by task before the first step, None until it was measured.
         record: every evaluation after the first step, in order.
         summaries: step → what the method said of itself then (plasticity by layer, for SynGAP).
+        points: of a fine-tuning run, every evaluation, that of the start first.
         planned: the experiment that it is part of; nothing where the run was read by itself.
     """
 
@@ -231,6 +234,7 @@ class Run:
     initial: tuple[float, ...] | None = None
     record: list[Evaluation] = field(default_factory=list)
     summaries: dict[int, dict[str, float]] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
     planned: Planned = field(default_factory=Planned)
 
     @property
@@ -242,6 +246,16 @@ class Run:
     def seed(self) -> int:
         """The seed of this run."""
         return self.config.seed
+
+    @property
+    def family(self) -> str:
+        """The row of the table that a fine-tuning trial belongs to; of other runs, the row."""
+        return entry(self.config.entries, "family", str) or self.row
+
+    @property
+    def is_finetuning(self) -> bool:
+        """Whether it is a run of a fine-tuning experiment."""
+        return "texts" in self.config.entries
 
     @property
     def done(self) -> bool:
@@ -272,6 +286,14 @@ def summary_of(found: Any) -> dict[str, float]:
         if not name.isprintable() or not (_number(value, LARGEST) or not math.isfinite(value)):
             raise ValueError("a summary that is not names with numbers")
     return {name: float(value) for name, value in found.items()}
+
+
+def check_point(point: Point, points: Sequence[Point]) -> None:
+    """Refuse a point that cannot come after those before it in one run."""
+    if points and (point.step, -point.share) <= (points[-1].step, -points[-1].share):
+        raise ValueError(f"step {point.step}, share {point.share} after step {points[-1].step}")
+    if points and list(point.old) != list(points[0].old):
+        raise ValueError(f"step {point.step} has other texts than step {points[0].step}")
 
 
 def evaluation_of(line: dict[str, Any]) -> Evaluation:

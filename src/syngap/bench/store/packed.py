@@ -8,6 +8,7 @@ DIR/runs.jsonl               a line a run, sorted by row and seed: a diff shows 
 DIR/curves.jsonl.gz          a line a run: evaluations within tasks, summaries
     {"row": …, "seed": …, "initial": […], "record": [[step, task, end, accuracy, newest], …],
      "summaries": [{"steps": […], "columns": {NAME: […]}}]}
+    {"row": …, "seed": …, "points": [{"step": …, "share": …, …}, …]}   of a fine-tuning run
 
 The digest of a run's curves is in its line, so that the two files cannot be of different runs
 without notice, and a diff of the first shows what changed in the second.
@@ -32,6 +33,7 @@ from typing import Any
 from syngap.bench.config.formats import check_format
 from syngap.bench.config.reading import reading, text_in
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 from syngap.bench.options import plain
 from syngap.bench.storage import remove, write
@@ -42,6 +44,7 @@ from syngap.bench.store.outcome import (
     Status,
     check_accuracy,
     check_follows,
+    check_point,
     evaluation_of,
     summary_of,
 )
@@ -168,6 +171,9 @@ def _shared(value: Mapping[str, Any], own: Sequence[str]) -> tuple[list[Any], di
 
 
 def _curves_line(run: Run) -> str | None:
+    if run.points:
+        points = [point.as_mapping() for point in run.points]
+        return _json({"row": run.row, "seed": run.seed, "points": points})
     if run.initial is None and not run.record and not run.summaries:
         return None
     return _json(
@@ -331,6 +337,13 @@ def _run(directory: Path, values: Mapping[str, dict[str, Any]], line: Mapping[st
 
 
 def _with_curves(run: Run, line: Mapping[str, Any]) -> Run:
+    if "points" in line:
+        points: list[Point] = []
+        for found in line["points"]:
+            point = Point.from_mapping(found)
+            check_point(point, points)
+            points.append(point)
+        return replace(run, points=points)
     record: list[Evaluation] = []
     for values in line["record"]:
         evaluation = evaluation_of(dict(zip(_EVALUATION, values, strict=True)))

@@ -22,13 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def alone_in(folder: Path, *, wait: bool = False, quiet: bool = False) -> Iterator[None]:
     """Keep other processes that ask the same out of `folder`, where the system knows how.
 
     Args:
         folder: it exists.
         wait: until the other has ended, having logged that it is there; otherwise a UserError
             says so.
+        quiet: log nothing: the other is expected there.
     """
     try:
         import fcntl
@@ -43,7 +44,8 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
             busy = f"{folder}: another process is at work there"
             if not wait:
                 raise UserError(busy) from None
-            _LOG.warning("%s; waiting for its end", busy)
+            if not quiet:
+                _LOG.warning("%s; waiting for its end", busy)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -79,6 +79,7 @@ class Tuning:
         self._templates: dict[str, list[Job]] = {row: [] for row in known}
         every = replace(self.plan.experiment, seeds=self.search.seeds)
         for job in jobs_of(every, out, data, device):
+            assert isinstance(job, Job)  # of a stream, as the experiment is
             self._templates[job.config.row].append(job)
         self._current: dict[str, Trial] = {}
         if if_there != "replace":

@@ -1,0 +1,327 @@
+"""An experiment that compares fine-tuning methods: read from YAML, completed, checked.
+
+    name: finetune-demo
+    texts: {name: python, new: rot13}
+    model: {name: byte, width: 64, layers: 2, heads: 2, context: 64, pretrain: 300}
+    anchors: {source: own, count: 32}
+    training: {steps: 60, batch: 8}
+    methods: {adamw: {lr: [0.001, 0.003]}, ewc: {lr: 0.003, strength: [10.0, 100.0]}}
+    seeds: [0, 1]
+
+`texts` in place of `stream` says that it is one. An option with a list of values is tried with each
+of them; a method's trials are all combinations, and every method has as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import Annotated, Any, Literal, TypeAlias
+
+from annotated_types import Ge, Le, MinLen
+
+from syngap.bench.config.component import Component, Value
+from syngap.bench.config.experiment import Experiment
+from syngap.bench.config.formats import FORMAT, check_format
+from syngap.bench.config.run_config import RunConfig
+from syngap.bench.config.values import mapping_of, name_of, options_of, part_of, seeds_in
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.finetuning import methods, models, texts
+from syngap.bench.finetuning.setting import Anchors, Precision
+from syngap.bench.options import (
+    Count,
+    Natural,
+    NonNegative,
+    Says,
+    Share,
+    check_value,
+    checked,
+    defaults,
+    named,
+    shown,
+    signature,
+)
+
+__all__ = [
+    "AnyExperiment",
+    "AnyRunConfig",
+    "FinetuningExperiment",
+    "FinetuningRun",
+    "FinetuningTraining",
+    "parse_experiment",
+]
+
+Shares: TypeAlias = Annotated[
+    tuple[Share, ...], MinLen(1), Says("a list of numbers between 0 and 1")
+]
+_KEYS = ("name", "texts", "model", "anchors", "training", "methods", "seeds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningTraining:
+    """The options of `training`.
+
+    Args:
+        steps: of every trial.
+        batch: windows a step.
+        warmup: steps in which the learning rate rises.
+        evaluations: how many, evenly spread over the steps.
+        shares: of the way from the start to the trained weights, at which each is evaluated
+            (WiSE-FT); 1 is the weights as trained.
+        windows: of each half of a test text.
+        device: "auto" is the GPU where there is one.
+        precision: "fp32", or "bf16" for the forward pass.
+        threads: CPU threads of a run, on which its last bits depend.
+        deterministic: on a GPU, take kernels that add in the same order each time.
+        checkpoint_seconds: at least so long between checkpoints.
+    """
+
+    steps: Count = 400
+    batch: Count = 32
+    warmup: Natural = 20
+    evaluations: Count = 4
+    shares: Shares = (1.0, 0.85, 0.7, 0.5)
+    windows: Count = 128
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "fp32"
+    threads: Annotated[int, Ge(1), Le(1024), Says("a whole number from 1 to 1024")] = 1
+    deterministic: bool = False
+    checkpoint_seconds: NonNegative = 60.0
+
+    def __post_init__(self) -> None:
+        if self.shares[0] != 1 or sorted(set(self.shares), reverse=True) != list(self.shares):
+            raise UserError(
+                f"training.shares: got {shown(self.shares)}, expected 1 and then smaller numbers"
+            )
+
+    def as_mapping(self) -> dict[str, Value]:
+        """Return the options as files hold them."""
+        return {**asdict(self), "shares": list(self.shares)}
+
+    def on_device(self, device: str) -> FinetuningTraining:
+        """Return the same options with another device."""
+        return FinetuningTraining(**{**asdict(self), "device": device})
+
+
+@dataclass(frozen=True)
+class FinetuningRun:
+    """One trial of a method with one seed.
+
+    Args:
+        experiment: its name.
+        family: the row of the table that the trial belongs to.
+        row: the trial: the family, and the values that are its own.
+        seed: of everything that is random.
+        texts: what is learned and kept.
+        model: what is tuned.
+        anchors: by which methods remember what it knows.
+        training: how long, and how it is evaluated.
+        method: with the options of this trial.
+    """
+
+    experiment: str
+    family: str
+    row: str
+    seed: int
+    texts: Component
+    model: Component
+    anchors: Anchors
+    training: FinetuningTraining
+    method: Component
+
+    @property
+    def name(self) -> str:
+        """ROW-SEED, the name of the run's folder."""
+        return f"{self.row}-{self.seed}"
+
+    def on_device(self, device: str) -> FinetuningRun:
+        """Return the same run on another device."""
+        return replace(self, training=self.training.on_device(device))
+
+    def as_mapping(self) -> dict[str, Value]:
+        """Return what config.yaml holds."""
+        return {
+            "format": FORMAT,
+            "experiment": self.experiment,
+            "family": self.family,
+            "row": self.row,
+            "seed": self.seed,
+            "texts": self.texts.as_mapping(),
+            "model": self.model.as_mapping(),
+            "anchors": asdict(self.anchors),
+            "training": self.training.as_mapping(),
+            "method": self.method.as_mapping(),
+        }
+
+    def complete(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a run's folder says, with newer options at their defaults."""
+        added = {
+            "texts": defaults(texts.registry.get(self.texts.name)),
+            "model": defaults(models.registry.get(self.model.name)),
+            "anchors": asdict(Anchors()),
+            "training": FinetuningTraining().as_mapping(),
+            "method": defaults(methods.registry.get(self.method.name)),
+        }
+        complete = {**recorded, "format": FORMAT}
+        for part, options in added.items():
+            if isinstance(complete.get(part), dict):
+                complete[part] = {**options, **complete[part]}
+        return complete
+
+
+@dataclass(frozen=True)
+class FinetuningExperiment:
+    """A complete, checked experiment; a list among a method's options is tried value by value."""
+
+    name: str
+    texts: Component
+    model: Component
+    anchors: Anchors
+    training: FinetuningTraining
+    methods: dict[str, Component]
+    seeds: list[int] = field(default_factory=lambda: [0])
+
+    @classmethod
+    def from_mapping(cls, given: Any) -> FinetuningExperiment:
+        """Return the experiment that a YAML file describes; UserError where it cannot be one."""
+        given = mapping_of(given, "the configuration")
+        check_format(given, "the configuration")
+        for key in given:
+            if key not in (*_KEYS, "format"):
+                hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
+                raise UserError(f"{named(key)}: unknown option{hint}")
+        for key in ("texts", "model", "methods"):
+            if not given.get(key):
+                raise UserError(f"{key}: missing")
+        rows = mapping_of(given["methods"], "methods")
+        experiment = cls(
+            name=name_of(given.get("name", "experiment"), "name"),
+            texts=_part(given["texts"], "texts", texts.registry),
+            model=_part(given["model"], "model", models.registry),
+            anchors=_options(Anchors, given.get("anchors"), "anchors"),
+            training=_options(FinetuningTraining, given.get("training"), "training"),
+            methods={name_of(row, "methods"): _method(row, rows[row]) for row in rows},
+            seeds=seeds_in(given.get("seeds", [0])),
+        )
+        _check_equal_trials(experiment.methods)
+        return experiment
+
+    def select(
+        self, rows: Sequence[str] | None, seeds: Sequence[int] | None
+    ) -> FinetuningExperiment:
+        """Return the part of the experiment with these rows and seeds; None is all."""
+        for row in rows or ():
+            if row not in self.methods:
+                hint = nearest(row, self.methods) or f"; there are {', '.join(self.methods)}"
+                raise UserError(f"methods: unknown {shown(row)}{hint}")
+        chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
+        return replace(self, methods=chosen, seeds=list(seeds) if seeds is not None else self.seeds)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return what `from_mapping` makes the same experiment of."""
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "texts": self.texts.as_mapping(),
+            "model": self.model.as_mapping(),
+            "anchors": asdict(self.anchors),
+            "training": self.training.as_mapping(),
+            "methods": {
+                row: {"method": method.name, **method.options}
+                for row, method in self.methods.items()
+            },
+            "seeds": self.seeds,
+        }
+
+    def runs(self) -> list[FinetuningRun]:
+        """Return the configuration of every run, rows within seeds."""
+        return [
+            FinetuningRun(
+                self.name,
+                family,
+                row,
+                seed,
+                self.texts,
+                self.model,
+                self.anchors,
+                self.training,
+                method,
+            )
+            for seed in self.seeds
+            for family, whole in self.methods.items()
+            for row, method in trials(family, whole).items()
+        ]
+
+
+AnyExperiment: TypeAlias = Experiment | FinetuningExperiment
+AnyRunConfig: TypeAlias = RunConfig | FinetuningRun
+
+
+def parse_experiment(given: Any) -> AnyExperiment:
+    """Return the experiment that a YAML file describes, of whichever kind it is."""
+    is_finetuning = isinstance(given, dict) and "texts" in given
+    return (FinetuningExperiment if is_finetuning else Experiment).from_mapping(given)
+
+
+def trials(family: str, method: Component) -> dict[str, Component]:
+    """Return a method's trials by name: all combinations of the values of its lists.
+
+    Examples:
+        >>> found = trials("ewc", Component("ewc", {"lr": [0.1, 0.3], "strength": 1.0}))
+        >>> list(found), found["ewc.lr0.3"].options
+        (['ewc.lr0.1', 'ewc.lr0.3'], {'lr': 0.3, 'strength': 1.0})
+    """
+    axes = {name: value for name, value in method.options.items() if isinstance(value, list)}
+    found = {}
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        row = ".".join([family, *(f"{name}{_short(value)}" for name, value in chosen.items())])
+        found[row] = method.with_options(chosen)
+    return found
+
+
+def _short(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _part(given: Any, path: str, registry: Any) -> Component:
+    return part_of(given, path, registry.names(), lambda name: signature(registry.get(name)))
+
+
+def _options(kind: Any, given: Any, path: str) -> Any:
+    return kind(**checked(options_of(given, path), signature(kind), path))
+
+
+def _method(row: Any, given: Any) -> Component:
+    """Return the method of a row, complete, each value of a list checked by itself."""
+    given = dict(options_of(given, f"methods.{row}"))
+    name = given.pop("method", row)
+    if not isinstance(name, str) or not name.isprintable():
+        raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
+    try:
+        allowed = signature(methods.registry.get(name))
+    except UserError as error:
+        raise UserError(f"methods.{row}: {error}") from error
+    lists = {option: values for option, values in given.items() if isinstance(values, list)}
+    first = {option: values[0] for option, values in lists.items() if values}
+    options = checked({**given, **first}, allowed, f"methods.{row}")
+    for option, values in lists.items():
+        path = f"methods.{row}.{option}"
+        found = [check_value(value, allowed[option][0], path) for value in values]
+        if len({_short(value) for value in found}) < len(found):
+            raise UserError(f"{path}: got {shown(values)}, expected different values")
+        name_of(f"x{''.join(map(_short, found))}"[:99], path)
+        options[option] = found
+    return Component(name, options)
+
+
+def _check_equal_trials(rows: Mapping[str, Component]) -> None:
+    counts = {row: len(trials(row, method)) for row, method in rows.items()}
+    first = next(iter(counts))
+    for row, count in counts.items():
+        if count != counts[first]:
+            raise UserError(
+                f"methods.{row}: {count} trials, and {first} has {counts[first]}; give every "
+                "method as many values, or methods with more would have more to choose from"
+            )

@@ -1,0 +1,149 @@
+"""Forgetting at matched new loss, along all points of a method: pure functions of points.
+
+A method's points are its evaluations at every rate, step and share of interpolation. Points are
+chosen on one half of the test text and judged on the other, both ways, so that a method gains
+nothing by many tries. Levels of new loss are shares of the gain that AdamW reaches at its best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from syngap.bench.finetuning.point import Point
+
+__all__ = [
+    "LEVELS",
+    "as_trained",
+    "best_new_loss",
+    "exact_match",
+    "forgetting",
+    "frontier",
+    "good_rates",
+    "judged_gain",
+    "relative_forgetting",
+]
+
+LEVELS = (0.7, 0.8, 0.9, 0.95)  # of AdamW's best gain
+NEAR_BEST = 1.05  # times the best new loss
+NEAR_LEAST = 2.0  # times the least forgetting
+
+
+def as_trained(points: Sequence[Point]) -> list[Point]:
+    """Return the points without interpolation."""
+    return [point for point in points if point.share == 1]
+
+
+def best_gain(points: Sequence[Point], start: Point, half: int) -> float:
+    """Return by how much the new loss falls where it is lowest, on one half."""
+    return start.new[half] - min(point.new[half] for point in points)
+
+
+def best_new_loss(points: Sequence[Point]) -> float:
+    """Return the lowest new loss: chosen on one half, judged on the other, mean of both ways."""
+    chosen = [min(points, key=lambda point, half=half: point.new[half]) for half in (0, 1)]  # type: ignore[misc]
+    return fmean(point.new[1 - half] for half, point in enumerate(chosen))
+
+
+def exact_match(points: Sequence[Point]) -> float | None:
+    """Return the share of exact answers where the new loss is lowest, chosen and judged alike."""
+    found = []
+    for half in (0, 1):
+        point = min(points, key=lambda point: point.new[half])
+        if point.exact is None:
+            return None
+        found.append(point.exact[1 - half])
+    return fmean(found)
+
+
+def judged_gain(points: Sequence[Point], start: Point) -> float:
+    """Return by how much the new loss falls from the start to the lowest."""
+    return fmean(start.new) - best_new_loss(points)
+
+
+def forgetting(
+    points: Sequence[Point], adamw: Sequence[Point], start: Point, kind: str, level: float
+) -> float | None:
+    """Return the rise of the loss on old text of a kind, at a level of AdamW's best gain.
+
+    Among the points that reach the level, the one with the lowest old loss is chosen on one half
+    and judged on the other; the mean of both ways. None: a half has no such point.
+    """
+    rises = []
+    for half in (0, 1):
+        target = start.new[half] - level * best_gain(adamw, start, half)
+        reached = [point for point in points if point.new[half] <= target]
+        if not reached:
+            return None
+        point = min(reached, key=lambda point: point.old[kind][half])
+        rises.append(point.old[kind][1 - half] - start.old[kind][1 - half])
+    return fmean(rises)
+
+
+def relative_forgetting(
+    points: Sequence[Point],
+    adamw: Sequence[Point],
+    start: Point,
+    kind: str,
+    levels: Sequence[float] = LEVELS,
+) -> float | None:
+    """Return forgetting relative to AdamW as trained, mean over the levels.
+
+    None: the points do not reach each level, or AdamW forgets nothing there.
+    """
+    ratios = []
+    for level in levels:
+        ours = forgetting(points, adamw, start, kind, level)
+        theirs = forgetting(adamw, adamw, start, kind, level)
+        if ours is None or theirs is None or theirs <= 0:
+            return None
+        ratios.append(ours / theirs)
+    return fmean(ratios)
+
+
+def frontier(points: Sequence[Point], start: Point, kind: str) -> list[tuple[float, float]]:
+    """Return (gain, forgetting) of the points that no other beats in both, from low gain to high.
+
+    Means of both halves: it is for a figure, which chooses nothing.
+    """
+    pairs = [
+        (fmean(start.new) - fmean(point.new), fmean(point.old[kind]) - fmean(start.old[kind]))
+        for point in points
+    ]
+    best: list[tuple[float, float]] = []
+    least = math.inf
+    for gain, forgot in sorted(pairs, key=lambda pair: (-pair[0], pair[1])):
+        if forgot < least:
+            best.append((gain, forgot))
+            least = forgot
+    return best[::-1]
+
+
+def good_rates(
+    by_rate: Mapping[float, Sequence[Point]],
+    adamw: Sequence[Point],
+    start: Point,
+    kind: str,
+    level: float = 0.9,
+) -> list[float]:
+    """Return the rates at which a method learns well and forgets little.
+
+    Its new loss is within 5 % of its best there, and at the level it forgets at most twice as much
+    as at the rate where it forgets least.
+
+    Args:
+        by_rate: a method's points by learning rate.
+        adamw: AdamW's points as trained, which say where the level is.
+        start: the start.
+        kind: of old text.
+        level: share of AdamW's best gain.
+    """
+    losses = {rate: best_new_loss(points) for rate, points in by_rate.items()}
+    found = {rate: forgetting(p, adamw, start, kind, level) for rate, p in by_rate.items()}
+    rises = {rate: rise for rate, rise in found.items() if rise is not None}
+    if not rises:
+        return []
+    most = NEAR_LEAST * max(0.0, min(rises.values()))
+    best = NEAR_BEST * min(losses.values())
+    return sorted(rate for rate, rise in rises.items() if losses[rate] <= best and rise <= most)

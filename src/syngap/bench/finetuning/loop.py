@@ -1,0 +1,154 @@
+"""One run: set up a method, learn the new text, evaluate along the way."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from syngap.bench.finetuning.methods import Method
+from syngap.bench.finetuning.point import Point
+from syngap.bench.finetuning.setting import Setting
+
+__all__ = ["Journal", "train"]
+
+
+class Journal(Protocol):
+    """Keeps what a run reports, and the state to go on from."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the last state that was saved, None where there is none."""
+
+    def record_point(self, point: Point) -> None:
+        """Keep an evaluation."""
+
+    def advance(self, step: int) -> bool:
+        """Note a step; return whether to save a state now."""
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a state."""
+
+
+class Clock:
+    """Adds up the time spent inside `with clock:`, and the largest memory of a GPU there.
+
+    What is in that memory when the clock is made, the start and the texts, does not count.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds, self.memory = device, 0.0, 0
+        self._began = 0.0
+        self._before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+    def __enter__(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            largest = torch.cuda.max_memory_allocated(self.device)
+            self.memory = max(self.memory, largest - self._before)
+        self.seconds += time.monotonic() - self._began
+
+
+def train(
+    setting: Setting,
+    make: Callable[[], Method],
+    journal: Journal,
+    *,
+    steps: int,
+    batch: int,
+    warmup: int,
+    evaluations: int,
+    shares: Sequence[float],
+) -> float:
+    """Tune a copy of the setting's model, and report a point for each evaluation and share.
+
+    All methods see the same batches, and set-up counts: what a method makes of the anchors, and
+    the own samples that it uses. Killed and called again, it gives the same bits.
+
+    Args:
+        setting: the model and text.
+        make: the method, from the start.
+        journal: is told of points and states.
+        steps: in all.
+        batch: windows a step.
+        warmup: steps in which the rate rises.
+        evaluations: how many, evenly spread over the steps.
+        shares: of the way from the start to the trained weights, at which it is evaluated.
+
+    Returns:
+        The seconds of set-up and training.
+    """
+    state = journal.load()
+    _warm_up(setting, batch)
+    clock = Clock(setting.device)
+    with clock:
+        method = make()
+    clock.seconds += setting.shared_seconds
+
+    def measure(step: int, share: float, model: nn.Module) -> Point:
+        losses = setting.evaluate(model)
+        *old, new = losses
+        return Point(
+            step,
+            share,
+            losses[new],
+            {kind: losses[kind] for kind in old},
+            round(clock.seconds, 3),
+            round(setup, 3),
+            clock.memory,
+            setting.exact_match(model),
+        )
+
+    if state is None:
+        done, setup = 0, clock.seconds
+        journal.record_point(measure(0, 1.0, setting.start))
+    else:
+        done, setup = state["step"], state["setup"]
+        clock.seconds, clock.memory = state["seconds"], state["memory"]
+        method.load_state_dict(state["method"])
+    looks = {round(steps * look / evaluations) for look in range(1, evaluations + 1)} - {0}
+    for step in range(done + 1, steps + 1):
+        with clock:
+            windows = setting.draw(setting.new, batch, f"batch {step}")
+            method.step(windows, min(1.0, step / max(1, warmup)))
+        if step in looks:
+            trained, evaluated = method.weights(), copy.deepcopy(setting.start)
+            for share in shares:
+                interpolate(evaluated, setting.start, trained, share)
+                journal.record_point(measure(step, share, evaluated))
+            del trained, evaluated  # so that they do not count as the method's memory
+        if journal.advance(step) and step < steps:
+            journal.save(
+                {
+                    "step": step,
+                    "setup": setup,
+                    "seconds": clock.seconds,
+                    "memory": clock.memory,
+                    "method": method.state_dict(),
+                }
+            )
+    return clock.seconds
+
+
+def _warm_up(setting: Setting, batch: int) -> None:
+    """Take a step with a copy, so that the first run of a process is timed like the others."""
+    Method(setting).step(setting.draw(setting.new, batch, "warm-up"))
+
+
+@torch.no_grad()
+def interpolate(
+    model: nn.Module, start: nn.Module, trained: Mapping[str, Tensor], share: float
+) -> None:
+    """Give a model the weights start + share · (trained - start), as in WiSE-FT."""
+    before = dict(start.named_parameters())
+    for name, param in model.named_parameters():
+        param.copy_(torch.lerp(before[name], trained[name].to(before[name]), share))

@@ -1,0 +1,53 @@
+"""KL to the start on anchors (Learning without Forgetting, Li and Hoiem 2016)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from syngap.bench.finetuning.methods.method import Method
+from syngap.bench.finetuning.setting import Setting
+from syngap.bench.options import Count, NonNegative
+
+__all__ = ["KL"]
+
+
+class KL(Method):
+    """Adds strength · KL(start ‖ now) on a few anchors; a frozen copy of the start is kept.
+
+    `teacher`, the part of `syngap.protect`, stores the start's answers in place of the copy, and of
+    large vocabularies the likeliest tokens alone.
+
+    Args:
+        setting: the model, text and anchors.
+        strength: of the added term.
+        anchors: so many a step.
+        **others: options of `Method`.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        strength: NonNegative = 1.0,
+        anchors: Count = 8,
+        **others: Any,
+    ) -> None:
+        super().__init__(setting, **others)
+        self.strength, self.count, self.anchors = strength, anchors, setting.anchors
+        self.frozen = copy.deepcopy(setting.start).requires_grad_(False).eval()
+
+    def loss(self, windows: Tensor) -> Tensor:
+        """Return the loss with the mean KL of a prediction."""
+        tokens = self.next_rows(self.anchors, self.count)
+        with torch.no_grad():
+            before = self.setting.logits(self.frozen, tokens).log_softmax(-1).flatten(0, 1)
+        self.model.eval()
+        now = self.setting.logits(self.model, tokens).log_softmax(-1).flatten(0, 1)
+        self.model.train()
+        added = kl_div(now, before, reduction="batchmean", log_target=True)
+        return super().loss(windows) + self.strength * added

@@ -1,0 +1,75 @@
+"""A language model as the comparison sees it, and what one is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from syngap.bench.finetuning.texts import Texts
+
+__all__ = ["LanguageModel", "Making", "Share", "Shared", "share_nothing"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tensors that several runs use.
+
+    Args:
+        tensors: by name.
+        seconds: that it took to make them.
+    """
+
+    tensors: Mapping[str, Tensor]
+    seconds: float
+
+
+Share: TypeAlias = Callable[[str, Callable[[], Mapping[str, Tensor]]], Shared]
+"""From a name and what makes tensors to the tensors: made once, by the first run to need them."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a model is made from.
+
+    Args:
+        texts: what it knows, for a model that is trained here.
+        seed: of its training.
+        device: where it is to be.
+        data: the folder that models are in.
+        share: keeps what is made once for all runs.
+    """
+
+    texts: Texts
+    seed: int
+    device: torch.device
+    data: Path | None
+    share: Share
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A language model before tuning.
+
+    Args:
+        model: takes tokens (N, T).
+        logits: from the model and tokens to logits (N, T, tokens) of the tokens that follow.
+        encode: from a text to its tokens.
+        start: the token that every window begins with.
+        context: how many tokens a window has after it.
+    """
+
+    model: nn.Module
+    logits: Callable[[nn.Module, Tensor], Tensor]
+    encode: Callable[[str], Tensor]
+    start: int
+    context: int
+
+
+def share_nothing(name: str, make: Callable[[], Mapping[str, Tensor]]) -> Shared:
+    """Make tensors for one run alone."""
+    return Shared(make(), 0.0)

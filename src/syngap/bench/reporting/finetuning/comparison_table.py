@@ -1,0 +1,187 @@
+"""The table of a fine-tuning experiment, for a terminal and as Markdown, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from statistics import fmean
+
+from rich.table import Table
+
+from syngap.bench.errors import UserError
+from syngap.bench.options import shown
+from syngap.bench.reporting.finetuning.comparison import Comparison, Outcome, Ratios
+
+__all__ = ["cells", "columns", "forgetting_of", "headline", "markdown", "notes", "table"]
+
+_GIB = 2**30
+
+
+def columns(found: Comparison) -> list[str]:
+    """Return the headings."""
+    heads = ["method", "trials", "seeds", "best new loss ↓", "gain / AdamW ↑"]
+    heads += ["exact match ↑"] if _has_questions(found) else []
+    for how in ("as trained", "interpolated", "equal time"):
+        heads += [f"{kind}, {how} ↓" for kind in found.old]
+    return [*heads, "good rates", "s", "GiB"]
+
+
+def cells(outcome: Outcome, found: Comparison) -> list[str]:
+    """Return the texts of a method's line."""
+    texts = [outcome.family, str(outcome.trials), str(len(outcome.seeds))]
+    texts += [_summary(outcome.new_losses, 3), _summary(outcome.gains)]
+    texts += [_summary(outcome.exact)] if _has_questions(found) else []
+    for ratios in (outcome.trained, outcome.interpolated, outcome.equal_time):
+        texts += [_summary(ratios[kind]) for kind in found.old]
+    memory = f"{outcome.memory / _GIB:.2f}" if outcome.memory else "–"
+    return [*texts, _range(outcome.rates), f"{outcome.seconds:.1f}", memory]
+
+
+def _has_questions(found: Comparison) -> bool:
+    return any(value is not None for outcome in found.outcomes for value in outcome.exact)
+
+
+def table(found: Comparison) -> Table:
+    """Return the table for a terminal: means over seeds, and no more columns than fit there."""
+    shown = Table(
+        title=f"forgetting relative to AdamW, while learning {found.new}",
+        caption="int.: with interpolation. The page and --markdown have ranges, times, rates.",
+    )
+    heads = ["method", "new loss ↓", "gain ↑", *(f"{kind} ↓" for kind in found.old)]
+    for head in [*heads, *(f"{kind}, int. ↓" for kind in found.old), "s"]:
+        shown.add_column(head, justify="left" if head == "method" else "right")
+    for outcome in found.outcomes:
+        ratios = [each[kind] for each in (outcome.trained, outcome.interpolated) for kind in each]
+        shown.add_row(
+            outcome.family,
+            _mean(outcome.new_losses, 3),
+            _mean(outcome.gains),
+            *map(_mean, ratios),
+            f"{outcome.seconds:.1f}",
+        )
+    return shown
+
+
+def markdown(
+    found: Comparison,
+    rows: Sequence[str] | None = None,
+    more: Sequence[str] = (),
+) -> str:
+    """Return the table as Markdown, with what a reader has to know below it.
+
+    Args:
+        found: the comparison.
+        rows: methods; None is all.
+        more: sentences to add below.
+    """
+    heads = columns(found)
+    by_row = {outcome.family: cells(outcome, found) for outcome in found.outcomes}
+    for row in rows or ():
+        _check_known(row, by_row)
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    lines += [by_row[row] for row in rows or by_row]
+    body = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*body, "", *notes(found), *more]) + "\n"
+
+
+def forgetting_of(found: Comparison, row: str, kind: str, at: str) -> str:
+    """Return a method's forgetting relative to AdamW as text: mean over seeds, and range.
+
+    Args:
+        found: the comparison.
+        row: the method.
+        kind: of old text.
+        at: "trained", "interpolated" or "equal_time".
+    """
+    by_row = {outcome.family: outcome for outcome in found.outcomes}
+    allowed: dict[str, Callable[[Outcome], Ratios]] = {
+        "trained": lambda outcome: outcome.trained,
+        "interpolated": lambda outcome: outcome.interpolated,
+        "equal_time": lambda outcome: outcome.equal_time,
+    }
+    for given, known in ((row, by_row), (kind, found.old), (at, allowed)):
+        _check_known(given, known)
+    return _summary(allowed[at](by_row[row])[kind])
+
+
+def _check_known(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UserError(f"unknown {shown(name)}; there are {', '.join(known)}")
+
+
+def notes(found: Comparison) -> list[str]:
+    """Return what a reader of the table has to know, a sentence or two each."""
+    said = [
+        "Forgetting is the rise of the loss on old text, relative to AdamW as trained, at equal "
+        "new loss: mean over 70, 80, 90 and 95 % of AdamW's best gain, then over seeds (range). A "
+        "dash: a level is not reached, or AdamW forgets nothing there.",
+        "Points are chosen on one half of the test text and judged on the other, both ways. "
+        "Interpolated: each evaluation with every share of the way from the start. Equal time: "
+        "points within AdamW's seconds, set-up counted.",
+        "Good rates: new loss within 5 % of the method's best, and at most twice its least "
+        f"forgetting on {found.old[0]} at 90 % of AdamW's gain, with every seed.",
+    ]
+    diverged = [f"{o.family} {o.diverged}" for o in found.outcomes if o.diverged]
+    if diverged:
+        said.append(f"Evaluations that were not finite are left out: {', '.join(diverged)}.")
+    if found.missing:
+        said.append(f"Not in these numbers: {'; '.join(found.missing)}.")
+    return said
+
+
+def headline(found: Comparison) -> str:
+    """Return what the table says of the first kind of old text, in a sentence."""
+    kind = found.old[0]
+    rivals = [outcome for outcome in found.outcomes if outcome.method != "replay"]
+    known = {
+        outcome.family: fmean(numbers)
+        for outcome in rivals
+        if (numbers := _whole(outcome.interpolated[kind]))
+    }
+    if not known:
+        return f"No method reached every level of AdamW's gain on {found.new}."
+    least = min(known, key=lambda family: known[family])
+    rest = f"{len(known)} of {len(rivals)} methods reach 95 % of AdamW's gain"
+    return (
+        f"{least} forgets least of {kind} at equal loss on {found.new}: {known[least]:.2f} of what "
+        f"AdamW forgets as trained ({rest}; replay of true old text is left out)."
+    )
+
+
+def _whole(values: Sequence[float | None]) -> list[float]:
+    """Return the values where every seed has one, else nothing."""
+    numbers = [value for value in values if value is not None]
+    return numbers if len(numbers) == len(values) else []
+
+
+def _mean(values: Sequence[float | None], digits: int = 2) -> str:
+    numbers = _whole(values)
+    return f"{fmean(numbers):.{digits}f}" if numbers else "–"
+
+
+def _summary(values: Sequence[float | None], digits: int = 2) -> str:
+    """Return the mean over seeds and the range; a dash where a seed has no value.
+
+    Examples:
+        >>> _summary([0.5, 0.25]), _summary([0.5, None]), _summary([0.5])
+        ('0.38 (0.25 to 0.50)', '– (1 of 2)', '0.50')
+    """
+    numbers = _whole(values)
+    if not numbers:
+        known = len([value for value in values if value is not None])
+        return f"– ({known} of {len(values)})" if len(values) > 1 else "–"
+    text = f"{fmean(numbers):.{digits}f}"
+    if len(numbers) > 1:
+        text += f" ({min(numbers):.{digits}f} to {max(numbers):.{digits}f})"
+    return text
+
+
+def _range(rates: Sequence[float]) -> str:
+    """Return the lowest and the highest rate, and their quotient.
+
+    Examples:
+        >>> _range([0.001, 0.003]), _range([0.1]), _range([])
+        ('0.001 to 0.003 (3×)', '0.1', '–')
+    """
+    if len(rates) < 2:
+        return f"{rates[0]:g}" if rates else "–"
+    return f"{rates[0]:g} to {rates[-1]:g} ({rates[-1] / rates[0]:.2g}×)"

@@ -1,0 +1,125 @@
+"""One fine-tuning run, from its configuration to its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from syngap.bench.config.component import Component, Value
+from syngap.bench.config.finetuning import FinetuningRun
+from syngap.bench.errors import UserError
+from syngap.bench.finetuning import methods, models, texts
+from syngap.bench.finetuning.loop import train
+from syngap.bench.finetuning.models import LanguageModel, Making
+from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.texts import Texts
+from syngap.bench.store.environment import arithmetic, resolve_device
+from syngap.bench.store.folder_writer import FolderJournal, Tell
+from syngap.bench.store.shared import share_in
+
+__all__ = ["FinetuningJob", "check_buildable", "execute_finetuning"]
+
+
+@dataclass(frozen=True)
+class FinetuningJob:
+    """A run to be done: its folder, its configuration, and where text and models are."""
+
+    folder: Path
+    config: FinetuningRun
+    data: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """ROW-SEED."""
+        return self.folder.name
+
+
+def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
+    """Do a run, or what is left of it."""
+    config, training = job.config, job.config.training
+    with (
+        arithmetic(training.threads, training.deterministic),
+        FolderJournal(
+            job.folder,
+            steps=training.steps,
+            tasks=0,
+            checkpoint_seconds=training.checkpoint_seconds,
+            tell=tell,
+        ) as journal,
+    ):
+        setting = _setting(job)
+        kind = methods.registry.get(config.method.name)
+        seconds = train(
+            setting,
+            lambda: kind(setting, **config.method.options),
+            journal,
+            steps=training.steps,
+            batch=training.batch,
+            warmup=training.warmup,
+            evaluations=training.evaluations,
+            shares=training.shares,
+        )
+        journal.close(None, seconds)
+
+
+def check_buildable(jobs: Sequence[FinetuningJob]) -> dict[str, int]:
+    """Load the texts and import each method once; return how many steps a row's runs have."""
+    _texts(jobs[0].config.texts, jobs[0].data)
+    models.registry.get(jobs[0].config.model.name)
+    for name in {job.config.method.name: None for job in jobs}:
+        methods.registry.get(name).check()  # type: ignore[attr-defined]
+    return {job.config.row: job.config.training.steps for job in jobs}
+
+
+_loaded: dict[str, tuple[Making, LanguageModel]] = {}
+"""What the last run of this process tuned: loading may take longer than a run. None changes it."""
+
+
+def _setting(job: FinetuningJob) -> Setting:
+    config = job.config
+    making, language = _load(job)
+    return Setting(
+        language,
+        making,
+        anchors=config.anchors,
+        windows=config.training.windows,
+        precision=config.training.precision,
+    )
+
+
+def _load(job: FinetuningJob) -> tuple[Making, LanguageModel]:
+    """Return the model before tuning, and what it was made from."""
+    config, device = job.config, resolve_device(job.config.training.device)
+    depends_on: dict[str, Value] = {
+        "texts": config.texts.as_mapping(),
+        "model": config.model.as_mapping(),
+        "anchors": config.anchors.count,
+        "seed": config.seed,
+        "device": device.type,
+    }
+    out = job.folder.parent
+    key = json.dumps([str(out.absolute()), str(job.data), depends_on])
+    if key not in _loaded:
+        _loaded.clear()
+        known = _texts(config.texts, job.data)
+        making = Making(known, config.seed, device, job.data, share_in(out, depends_on))
+        _loaded[key] = making, _language_model(config.model, making)
+    return _loaded[key]
+
+
+def _texts(component: Component, data: Path | None) -> Texts:
+    try:
+        found: Texts = texts.registry.get(component.name)(data, **component.options)
+    except UserError as error:
+        raise UserError(f"texts.{error}") from error
+    return found
+
+
+def _language_model(component: Component, making: Making) -> LanguageModel:
+    try:
+        made: LanguageModel = models.registry.get(component.name)(making, **component.options)
+    except UserError as error:
+        raise UserError(f"model.{error}") from error
+    return made

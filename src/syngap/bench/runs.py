@@ -1,0 +1,133 @@
+"""The runs in a folder as a value: their table, headline and page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from syngap.bench.storage import make_folder
+from syngap.bench.store.folder_reader import Run, read_runs
+from syngap.bench.store.layout import holds_experiment
+from syngap.bench.store.surface import Landscape, read_landscapes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from syngap.bench.reporting.finetuning.comparison import Comparison
+    from syngap.bench.reporting.rows import Row
+
+__all__ = ["Runs"]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs in a folder, as they are there when they are first looked at.
+
+    Args:
+        folder: that `run` wrote, or a packed result.
+        failed: by name, why those that failed just now did.
+    """
+
+    folder: Path
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Every run, in the order of the experiment's methods and seeds."""
+        alone = self.surfaces and not holds_experiment(self.folder)
+        return [] if alone else read_runs(self.folder)
+
+    @cached_property
+    def surfaces(self) -> list[Landscape]:
+        """The loss surfaces that were computed; a folder may hold nothing else."""
+        return list(read_landscapes(self.folder))
+
+    @property
+    def is_finetuning(self) -> bool:
+        """Whether they are of a fine-tuning experiment."""
+        return any(run.is_finetuning for run in self.runs)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """What a fine-tuning experiment found, method by method."""
+        from syngap.bench.reporting.finetuning.comparison import compare_methods
+
+        return compare_methods(self.runs)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of the table: a method with its options and all its seeds."""
+        from syngap.bench.reporting.rows import rows
+
+        return rows(self.runs)
+
+    def table(self, width: int | None = None) -> Table:
+        """Return the table, which terminals and notebooks can show.
+
+        Args:
+            width: characters that it may take; None is that of the terminal.
+        """
+        from syngap.bench.reporting.finetuning import comparison_table
+        from syngap.bench.reporting.tables import table
+
+        if self.is_finetuning:
+            return comparison_table.table(self.comparison)
+        return table(self.rows, width or Console().width)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        from syngap.bench.reporting.finetuning import comparison_table
+        from syngap.bench.reporting.tables import markdown
+
+        return (
+            comparison_table.markdown(self.comparison)
+            if self.is_finetuning
+            else markdown(self.rows)
+        )
+
+    def headline(self) -> str:
+        """Return what the table says, in a sentence or two."""
+        from syngap.bench.reporting.finetuning import comparison_table
+        from syngap.bench.reporting.headline import headline
+
+        return (
+            comparison_table.headline(self.comparison)
+            if self.is_finetuning
+            else headline(self.rows)
+        )
+
+    def report(
+        self, page: str | PathLike[str] | None = None, *, within: Path | None = None
+    ) -> Path:
+        """Write the page and return where it is.
+
+        Args:
+            page: the HTML file, or a folder for it; index.html beside the runs by default.
+            within: the folder that the user named, where it is one above the page's: no link below
+                it is followed.
+        """
+        from syngap.bench.reporting.finetuning.comparison_page import write_comparison_page
+        from syngap.bench.reporting.page import write_page
+
+        place = self.folder if page is None else Path(page)
+        if place.suffix != ".html":
+            place = place / "index.html"
+        title = (self.runs[0].config.experiment if self.runs else None) or self.folder.name
+        within = within or place.parent
+        make_folder(place.parent, within=within)
+        if self.is_finetuning:
+            write_comparison_page(self.runs, place, title, within=within)
+        else:
+            found = self.surfaces
+            write_page(self.runs, place, title, found, search_folder=self.folder, within=within)
+        return place
+
+    def _repr_markdown_(self) -> str:
+        """Return what a notebook shows."""
+        return self.markdown()

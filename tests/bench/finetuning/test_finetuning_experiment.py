@@ -1,0 +1,504 @@
+"""A fine-tuning experiment from YAML to table: killed, resumed, packed, reported, repeated."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from finetuned import EXPERIMENT, point, setting
+from tiny import called
+
+from syngap.bench import api
+from syngap.bench.config.component import Component
+from syngap.bench.config.experiment import shipped
+from syngap.bench.config.finetuning import FinetuningExperiment, parse_experiment
+from syngap.bench.doctor import findings
+from syngap.bench.errors import UserError
+from syngap.bench.finetuning import models
+from syngap.bench.finetuning.loop import interpolate
+from syngap.bench.finetuning.methods import Method
+from syngap.bench.finetuning.point import Point
+from syngap.bench.finetuning.texts import Question
+from syngap.bench.reporting.documents import run_query
+from syngap.bench.reporting.finetuning.comparison import compare_methods
+from syngap.bench.reporting.finetuning.comparison_page import comparison_page
+from syngap.bench.reporting.finetuning.comparison_table import forgetting_of, headline, markdown
+from syngap.bench.reporting.finetuning.repeated import repeated
+from syngap.bench.reporting.results import Results
+from syngap.bench.runner.local import run_here
+from syngap.bench.runner.plan import make_plan
+from syngap.bench.runner.recorded import repeat_finetuning
+from syngap.bench.store import shared
+from syngap.bench.store.folder_reader import read_run, read_runs
+from syngap.bench.store.folder_writer import FolderJournal
+from syngap.bench.store.keep import keep
+from syngap.bench.store.outcome import Environment, RecordedConfig, Run, Status
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unsynced() -> Iterator[None]:
+    """A loss of power is not what is tried here, and syncs take most of the time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+def experiment(**changes: Any) -> FinetuningExperiment:
+    found = parse_experiment({**copy.deepcopy(EXPERIMENT), **changes})
+    assert isinstance(found, FinetuningExperiment)
+    return found
+
+
+def run_all(out: Path, of: FinetuningExperiment) -> None:
+    plan = make_plan(of, out, if_there="resume")
+    with plan.begin():
+        for job in plan.jobs:
+            run_here(job)
+
+
+def losses(run: Run) -> list[tuple[Any, ...]]:
+    """All of a run's points but for the time that it took."""
+    return [(p.step, p.share, p.new, dict(p.old)) for p in run.points]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    run_all(out, experiment())
+    return out
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_the_start_and_each_evaluation_with_each_share(ran: Path) -> None:
+    run = read_run(ran / "kl.lr0.01-0")
+    assert run.done
+    assert [(p.step, p.share) for p in run.points] == [
+        *((0, 1.0), (2, 1.0), (2, 0.5), (4, 1.0), (4, 0.5)),
+    ]
+    assert list(run.points[0].old) == ["manual", "code"]
+    assert all(p.setup <= p.seconds for p in run.points)
+    assert run.status.seconds == pytest.approx(run.points[-1].seconds, abs=1e-3)
+
+
+def test_all_trials_of_a_seed_have_the_same_start_and_it_is_made_once(ran: Path) -> None:
+    starts = {str((run.points[0].new, dict(run.points[0].old))) for run in read_runs(ran)}
+    assert len(starts) == 1
+    names = sorted(path.name.partition("-")[0] for path in (ran / "shared").iterdir())
+    assert names == ["samples", "start"]
+
+
+def test_what_is_shared_is_made_once_for_the_same_values(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, torch.Tensor]:
+        made.append(len(made))
+        return {"weight": torch.full((2,), float(len(made)))}
+
+    def weight(**values: int) -> float:
+        return float(shared.share_in(tmp_path, {**values})("start", make).tensors["weight"][0])
+
+    assert [weight(seed=0), weight(seed=0), weight(seed=1), weight(seed=0)] == [1, 1, 2, 1]
+    assert made == [0, 1]
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="damaged"):
+        weight(seed=0)
+
+
+def test_runs_of_a_process_load_the_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[str] = []
+    get = models.registry.get
+
+    def counted(name: str) -> Any:
+        loads.append(name)
+        return get(name)
+
+    plan = make_plan(experiment(), tmp_path / "out")
+    monkeypatch.setattr(models.registry, "get", counted)
+    with plan.begin():
+        for job in plan.jobs:
+            run_here(job)
+    assert loads == ["byte"]
+
+
+def test_own_samples_count_as_set_up_of_the_methods_that_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=ticks.__next__))
+    run_all(tmp_path / "out", experiment())
+    setups = {run.row: run.points[0].setup for run in read_runs(tmp_path / "out")}
+    assert setups["kl.lr0.01"] > 1000 > setups["adamw.lr0.01"]
+
+
+class Killed(BaseException):
+    """What a kill looks like from within."""
+
+
+@pytest.mark.parametrize("name", ["adamw", "protect"])
+@pytest.mark.parametrize("survives", [1, 3])
+def test_a_killed_run_resumes_to_the_same_bits(
+    name: str, survives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = experiment(methods={name: {}})
+    run_all(tmp_path / "whole", of)
+    with monkeypatch.context() as patched:
+        advance = FolderJournal.advance
+
+        def killed(self: FolderJournal, step: int) -> bool:
+            if step > survives:
+                raise Killed
+            return advance(self, step)
+
+        patched.setattr(FolderJournal, "advance", killed)
+        with pytest.raises(Killed):
+            run_all(tmp_path / "killed", of)
+    begun = read_run(tmp_path / "killed" / f"{name}-0")
+    assert not begun.done
+    assert begun.points
+    steps: list[int] = []
+    step = Method.step
+
+    def counted(self: Method, windows: torch.Tensor, warmup: float = 1.0) -> None:
+        steps.append(self.steps)
+        step(self, windows, warmup)
+
+    monkeypatch.setattr(Method, "step", counted)
+    run_all(tmp_path / "killed", of)
+    assert steps == [0, *range(survives, 4)]  # the first warms up
+    resumed = read_run(tmp_path / "killed" / f"{name}-0")
+    assert losses(resumed) == losses(read_run(tmp_path / "whole" / f"{name}-0"))
+
+
+def test_rows_and_seeds_that_are_added_join_those_that_are_there(ran: Path, tmp_path: Path) -> None:
+    more = experiment(methods={"adamw": {"lr": [0.003, 0.01]}, "sgd": {"lr": [0.1, 0.3]}})
+    plan = make_plan(more, ran, if_there="resume")
+    assert [job.config.row for job in plan.jobs] == ["sgd.lr0.1", "sgd.lr0.3"]
+    assert list(plan.experiment.methods) == ["adamw", "kl", "sgd"]
+    other = experiment(training={**EXPERIMENT["training"], "steps": 5})
+    with pytest.raises(UserError, match=r"training\.steps was 4 there and is 5 now"):
+        make_plan(other, ran, if_there="resume")
+
+
+class Alphabet(torch.nn.Module):
+    """After each letter the likeliest is the next one of the alphabet, and after z a."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        following = torch.where(tokens == ord("z"), ord("a"), tokens + 1)
+        return torch.nn.functional.one_hot(following, 300).float()
+
+
+def test_a_question_is_answered_where_the_likeliest_tokens_are_the_answer() -> None:
+    of = setting()
+    texts = [("a", "bcd"), ("xy", "za"), ("a", "bd"), ("a", "c")]
+    of.questions = of.encode_questions([Question(*text) for text in texts])
+    assert of.exact_match(Alphabet()) == (1.0, 0.0)
+    assert setting().exact_match(Alphabet()) is None
+
+
+def test_a_skill_is_in_the_table(tmp_path: Path) -> None:
+    texts = {"name": "skill", "letters": 2, "lines": 400}
+    run_all(tmp_path / "out", experiment(texts=texts, methods={"adamw": {}}))
+    found = read_run(tmp_path / "out" / "adamw-0")
+    assert all(p.exact is not None and min(p.exact) >= 0 for p in found.points)
+    assert "exact match" in api.load(tmp_path / "out").markdown()
+    keep(tmp_path / "out", tmp_path / "kept")
+    assert read_runs(tmp_path / "kept")[0].points == found.points
+
+
+def test_interpolated_weights_lie_between_the_start_and_the_trained_ones() -> None:
+    of = setting()
+    start = dict(of.start.named_parameters())
+    trained = {name: param.detach() + 1 for name, param in start.items()}
+    for share in (0.0, 0.25, 1.0):
+        model = copy.deepcopy(of.start)
+        interpolate(model, of.start, trained, share)
+        for name, param in model.named_parameters():
+            told = (start[name] + share * (trained[name] - start[name])).detach()
+            torch.testing.assert_close(param.detach(), told)
+
+
+# Packed -------------------------------------------------------------------------------------------
+
+
+def test_packed_runs_are_what_the_folders_were(ran: Path, tmp_path: Path) -> None:
+    kept = keep(ran, tmp_path / "results")
+    assert len(kept.runs) == 4
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
+        *("curves.jsonl.gz", "experiment.yaml", "runs.jsonl"),
+    ]
+    for packed, run in zip(read_runs(tmp_path / "results"), read_runs(ran), strict=True):
+        assert packed.points == run.points
+        assert packed.config.entries == run.config.entries
+        assert packed.family == run.family
+    assert keep(ran, tmp_path / "results").written == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"share": 1.5},
+        {"step": -1},
+        {"old": {}},
+        {"new": [1.0]},
+        {"new": ["x", 1.0]},
+        {"seconds": 0.1, "setup": 0.2},
+        {"memory": -1},
+    ],
+)
+def test_a_point_that_no_run_can_have_is_refused(change: dict[str, Any]) -> None:
+    right = json.loads(json.dumps(point(2.0, 1.0).as_mapping()))
+    assert Point.from_mapping(right) == point(2.0, 1.0)
+    with pytest.raises(ValueError, match=r".+"):
+        Point.from_mapping({**right, **change})
+
+
+def test_points_out_of_order_are_refused(ran: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kl.lr0.01-0"
+    folder.mkdir()
+    for file in (ran / "kl.lr0.01-0").iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, lines[1], ""]))
+    with pytest.raises(UserError, match="after step 4"):
+        read_run(folder)
+
+
+# Reports ------------------------------------------------------------------------------------------
+
+
+def made(
+    family: str, seed: int, points: list[Point], *, lr: float = 0.1, state: str = "done"
+) -> Run:
+    config = {
+        "row": f"{family}.lr{lr:g}",
+        "family": family,
+        "seed": seed,
+        "texts": {"name": "files", "new": "german"},
+        "method": {"name": family, "lr": lr},
+    }
+    start = point(3.0, 1.0, step=0, seconds=0.5)
+    return Run(
+        Path("runs") / f"{config['row']}-{seed}",
+        RecordedConfig.from_mapping(config),
+        Status({"state": state}),
+        Environment(),
+        [],
+        points=[start, *points],
+    )
+
+
+def hand_made() -> Iterator[Run]:
+    for seed, kept in ((0, 1.2), (1, 1.1)):
+        yield made("adamw", seed, [point(2.0, 1.4)])
+        slow = point(2.0, 1.04, share=0.85, seconds=2.2)
+        yield made("gate", seed, [point(2.0, kept), point(2.0, 1.08, share=0.7), slow])
+
+
+def test_the_table_has_ratios_as_trained_interpolated_and_at_equal_time() -> None:
+    text = markdown(compare_methods(list(hand_made())))
+    head, _, adamw, gate = text.splitlines()[:4]
+    heads = [cell.strip() for cell in head.split("|")[1:-1]]
+    cells = dict(zip(heads, (cell.strip() for cell in gate.split("|")[1:-1]), strict=True))
+    assert adamw.split("|")[1].strip() == "adamw"
+    assert cells == {
+        "method": "gate",
+        "trials": "1",
+        "seeds": "2",
+        "best new loss ↓": "2.000 (2.000 to 2.000)",
+        "gain / AdamW ↑": "1.00 (1.00 to 1.00)",
+        "english, as trained ↓": "0.38 (0.25 to 0.50)",
+        "english, interpolated ↓": "0.10 (0.10 to 0.10)",
+        "english, equal time ↓": "0.20 (0.20 to 0.20)",
+        "good rates": "0.1",
+        "s": "2.2",
+        "GiB": "–",
+    }
+
+
+def test_the_headline_names_the_method_that_forgets_least() -> None:
+    said = headline(compare_methods(list(hand_made())))
+    assert "gate forgets least of english" in said
+    assert "0.10" in said
+    assert "on german" in said
+
+
+def test_points_that_are_not_finite_and_trials_that_have_not_ended_are_left_out_and_named() -> None:
+    broken = replace(point(1.0, float("nan")), step=300)  # its new loss would be the best
+    runs = [
+        made("adamw", 0, [point(2.0, 1.4)]),
+        made("gate", 0, [point(2.0, 1.1), broken]),
+        made("kl", 0, [point(2.0, 1.1)]),
+        made("kl", 0, [point(2.0, 1.1)], lr=0.3, state="running"),
+    ]
+    text = markdown(compare_methods(runs))
+    assert "nan" not in text
+    assert "| gate | 1 | 1 | 2.000 |" in text
+    assert "not finite are left out: gate 1" in text
+    assert "kl, seed 0: 1 of 2 trials ended" in text
+    assert "| kl |" not in text
+
+
+def test_without_adamw_there_is_nothing_to_compare_with() -> None:
+    with pytest.raises(UserError, match="adamw"):
+        compare_methods([made("gate", 0, [point(2.0, 1.1)])])
+
+
+def test_the_page_shows_the_table_the_figure_and_every_trial() -> None:
+    page = comparison_page(list(hand_made()), "<tiny>")
+    assert "<h1>&lt;tiny&gt;</h1>" in page
+    assert "0.38 (0.25 to 0.50)" in page
+    assert "data:image/svg+xml;base64," in page
+    assert page.count("<tr><th scope='row'>gate.lr0.1</th>") == 2
+    assert "{{" not in page
+
+
+def test_load_gives_the_table_of_runs_and_of_packed_results(ran: Path, tmp_path: Path) -> None:
+    keep(ran, tmp_path / "results")
+    assert api.load(ran).markdown() == api.load(tmp_path / "results").markdown()
+    assert api.report(ran, tmp_path / "page").read_text().startswith("<!doctype html>")
+
+
+def test_documents_take_numbers_from_packed_results(ran: Path, tmp_path: Path) -> None:
+    keep(ran, tmp_path / "results" / "tiny")
+    results = Results(tmp_path / "results")
+    whole = run_query("comparison tiny", results)
+    assert whole.startswith(api.load(ran).markdown())
+    assert "| kl |" in whole
+    assert "| kl |" not in run_query("comparison tiny rows=adamw", results)
+    assert run_query("forgetting tiny adamw manual at=trained", results) in ("1.00", "–")
+    assert run_query("runs tiny", results) == "4"
+    assert "| [tiny](tiny) | 4 |" in run_query("experiments", results)
+    for wrong in ("comparison tiny rows=er", "forgetting tiny kl latin", "forgetting tiny er code"):
+        with pytest.raises(UserError, match="unknown"):
+            run_query(wrong, results)
+
+
+def test_a_number_of_forgetting_is_that_of_the_table() -> None:
+    found = compare_methods(list(hand_made()))
+    assert forgetting_of(found, "gate", "english", "trained") == "0.38 (0.25 to 0.50)"
+    assert forgetting_of(found, "gate", "english", "interpolated") == "0.10 (0.10 to 0.10)"
+    assert forgetting_of(found, "gate", "english", "equal_time") == "0.20 (0.20 to 0.20)"
+
+
+# Command ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_runs_reports_and_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "methods": {"adamw": {}}}))
+    code, printed, said = called(capsys, "run", "tiny.yaml", "--workers", 1)
+    assert (code, "adamw" in printed) == (0, True), said
+    assert "adamw-0" in said
+    assert "new " in said
+    code, printed, said = called(capsys, "run", "tiny.yaml", "--resume")
+    assert (code, "1 of 1 runs are there already" in said) == (0, True), said
+    code, printed, said = called(capsys, "report", "runs/tiny", "--markdown", "--figure", "f.svg")
+    assert (code, printed.startswith("| method |")) == (0, True), said
+    assert Path("f.svg").read_text().startswith("<?xml")
+    code, printed, said = called(capsys, "keep", "runs/tiny")
+    assert (code, "1 runs are in results/tiny" in printed) == (0, True), said
+
+
+# Again --------------------------------------------------------------------------------------------
+
+
+def test_recorded_trials_are_repeated_bit_for_bit(ran: Path, tmp_path: Path) -> None:
+    recorded = read_runs(ran)
+    again = repeat_finetuning(recorded, ran, None, 1)
+    assert list(again.methods) == ["adamw"]  # and protect, where it is recorded
+    with pytest.raises(UserError, match="2 were asked for, 1 are recorded"):
+        repeat_finetuning(recorded, ran, ["all"], 2)
+    run_all(tmp_path / "again", again)
+    rows = repeated(recorded, read_runs(tmp_path / "again"))
+    assert [(row.label, row.identical) for row in rows] == [
+        *(("adamw.lr0.003", True), ("adamw.lr0.01", True)),
+    ]
+
+
+def test_other_losses_are_judged_by_the_spread_of_the_recorded_seeds() -> None:
+    recorded = [made("adamw", seed, [point(2.0 + seed / 100, 1.4)]) for seed in range(3)]
+    near = repeated(recorded, [made("adamw", 0, [point(2.02, 1.4)])])[0]
+    far = repeated(recorded, [made("adamw", 0, [point(2.2, 1.4)])])[0]
+    assert (near.identical, near.is_inside, far.is_inside) == (False, True, False)
+    assert "OUTSIDE" in far.describe()[0]
+    few = repeated(recorded[:2], [made("adamw", 0, [point(2.2, 1.4)])])[0]
+    assert few.is_inside is None
+
+
+# Configuration ------------------------------------------------------------------------------------
+
+
+def test_trials_are_all_combinations_of_the_values_of_lists() -> None:
+    of = experiment(methods={"ewc": {"lr": [0.1, 0.3], "strength": [1.0, 10.0]}}, seeds=[0, 1])
+    runs = of.runs()
+    assert [run.row for run in runs[:4]] == [
+        *("ewc.lr0.1.strength1", "ewc.lr0.1.strength10"),
+        *("ewc.lr0.3.strength1", "ewc.lr0.3.strength10"),
+    ]
+    assert len(runs) == 8
+    assert runs[1].method == Component("ewc", {"lr": 0.1, "strength": 10.0})
+    assert {run.family for run in runs} == {"ewc"}
+    assert FinetuningExperiment.from_mapping(of.as_mapping()) == of
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"methods": {"adamw": {"lr": [0.1]}, "kl": {"lr": [0.1, 0.2]}}}, "kl: 2 trials"),
+        ({"methods": {"adamw": {"lr": [0.1, "fast"]}}}, 'adamw.lr: got "fast"'),
+        ({"methods": {"adamw": {"lr": [0.1, 0.1]}}}, "expected different values"),
+        ({"methods": {"adamw": {"lr": []}}}, "adamw.lr: got"),
+        ({"methods": {"adamv": {}}}, 'did you mean "adamw"'),
+        ({"methods": {"adamw": {"rate": 1.0}}}, "adamw.rate: unknown option"),
+        ({"texts": "latin"}, "texts.name"),
+        ({"model": {"name": "byte", "width": 0}}, "model.width"),
+        ({"training": {"shares": [1.5]}}, "training.shares"),
+        ({"training": {"shares": [0.5, 1.0]}}, "training.shares"),
+        ({"anchors": {"source": "web"}}, "anchors.source"),
+        ({"stream": "digits"}, "stream: unknown option"),
+    ],
+)
+def test_a_mistake_is_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        experiment(**changes)
+    assert said in str(error.value)
+
+
+def test_what_is_for_streams_alone_is_refused() -> None:
+    with pytest.raises(UserError, match="this needs a stream"):
+        api.tune(EXPERIMENT)
+    with pytest.raises(UserError, match="--log"):
+        api.run(EXPERIMENT, log=["tensorboard"])
+
+
+@pytest.mark.parametrize("name", shipped("finetuning"))
+def test_experiments_that_ship_can_be_read_and_are_listed_by_the_doctor(name: str) -> None:
+    of = api.select(name)
+    assert isinstance(of, FinetuningExperiment)
+    assert of.name == name
+    assert f"fine-tuning experiments: {name}" in list(findings())
+
+
+def test_settings_change_options_and_add_methods() -> None:
+    of = api.select(EXPERIMENT, ["training.steps=7", "methods.ewc={lr: [0.1, 0.2]}"], ["ewc"])
+    assert isinstance(of, FinetuningExperiment)
+    assert of.training.steps == 7
+    assert list(of.methods) == ["ewc"]
