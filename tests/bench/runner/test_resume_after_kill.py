@@ -66,7 +66,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     found = folder / "kill_often.json"
     with FileLock(f"{found}.lock"):
         if not found.exists():
-            command = ["--kills", KILLS, "--pause", 0, "--pause", 60, "--json"]
+            command = ["--kills", KILLS, "--pause", 0.05, "--json"]
             command += [word for row in ROWS for word in ("--method", row)]
             done = subprocess.run(
                 [sys.executable, SCRIPT, *map(str, command)],
@@ -318,12 +318,12 @@ LONG = (OFTEN, "seeds=[0, 1]", "stream={name: npz, path: data.npz, tasks: 2, bat
 
 
 @contextmanager
-def started(folder: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
-    """`syngap run` with two workers, in a process group of its own as a shell would start it."""
+def started(folder: Path, *settings: str, workers: int = 2) -> Iterator[subprocess.Popen[str]]:
+    """`syngap run` with workers, in a process group of its own as a shell would start it."""
     write_arrays(folder / "data.npz")  # read without scikit-learn, which takes long to import
     command = ["run", written(folder, *settings), "--methods", "er", "--out", "out"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "syngap", *command, "--workers", "2"],
+        [sys.executable, "-m", "syngap", *command, "--workers", str(workers)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -354,14 +354,15 @@ def learning(folder: Path) -> bool:
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("stopped_by", ["Ctrl-C", "a batch system"])
+@pytest.mark.parametrize(("stopped_by", "workers"), [("Ctrl-C", 2), ("a batch system", 1)])
 def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
     stopped_by: str,
+    workers: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with started(tmp_path, *LONG) as process:
+    with started(tmp_path, *LONG, workers=workers) as process:
         until(lambda: learning(tmp_path), process)
         if stopped_by == "Ctrl-C":
             os.killpg(process.pid, signal.SIGINT)
