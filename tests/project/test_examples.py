@@ -19,6 +19,7 @@ from checkout import ROOT
 import syngap
 from syngap.bench import metrics
 
+pytestmark = pytest.mark.xdist_group("examples")  # begun early: the longest come last otherwise
 EXAMPLES = ROOT / "examples"
 NEEDS = {
     "avalanche_replay.py": ["avalanche"],

@@ -20,7 +20,7 @@ from tiny import called
 from syngap.bench.config.experiment import complete_method
 from syngap.bench.errors import UserError
 from syngap.bench.metrics import accuracy
-from syngap.bench.reporting import paper
+from syngap.bench.reporting import figures, paper
 from syngap.bench.reporting.documents import QUERIES, fill, run_query, stale_blocks
 from syngap.bench.reporting.figures import accuracy_figure, every_figure, landscape_figure
 from syngap.bench.reporting.reproduction import describe, reproductions
@@ -510,7 +510,7 @@ def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table(known: Re
 @pytest.mark.slow
 @in_one_process
 def test_the_figures_of_the_documentation_are_those_of_the_results(
-    known: Results, tmp_path: Path
+    known: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their bytes, where matplotlib is the version that drew them."""
     newest = re.findall(r"^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -521,6 +521,7 @@ def test_the_figures_of_the_documentation_are_those_of_the_results(
     landscape_figure(landscapes, tmp_path / "landscape-digits.svg")
     shared = "table1-cifar100-shared"
     landscapes = read_landscapes(ROOT / "results" / shared)
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))  # the documentation shows no PDF
     written, _ = every_figure(known.runs(shared), landscapes, tmp_path)
     frontier = tmp_path / "frontier.svg"
     script = ROOT / "benchmarks" / "frontier.py"
