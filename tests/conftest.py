@@ -6,15 +6,12 @@ import os
 from functools import cache
 from typing import Any
 
-# Tests run in parallel processes, which would otherwise compete for the same cores; what they
-# start inherits this.
+# Tests run in parallel processes, which would otherwise compete for the same cores. What tests
+# start inherits it. It is set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import settings
-
-torch.set_num_threads(1)
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
