@@ -441,3 +441,22 @@ def test_a_parameter_that_grows_keeps_its_directions_and_moments(case: str) -> N
     assert state["importance"][3:].abs().sum() == 0
     train(model, optimizer, case, range(3, 6))  # and learns on, with five classes
     assert state["left_moment"][3:].abs().sum() > 0
+
+
+@pytest.mark.parametrize("apart", [1, 2, 5])
+def test_directions_are_refreshed_at_each_kth_observation_however_far_apart(apart: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 4)
+    optimizer = SynGAP(layer.parameters(), lr=0.01, directions=Directions(refresh=3))
+    changes, before = [], None
+    for step in range(9 * apart):
+        logits = layer(torch.randn(8, 6))
+        optimizer.zero_grad()
+        if step % apart == 0:
+            optimizer.observe(logits)
+        nn.functional.cross_entropy(logits, torch.randint(4, (8,))).backward()
+        optimizer.step()
+        now = optimizer.state[layer.weight]["left"].clone()
+        changes += [step] if before is not None and not torch.equal(now, before) else []
+        before = now
+    assert changes == [2 * apart, 5 * apart, 8 * apart]

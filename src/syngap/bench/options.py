@@ -218,7 +218,7 @@ def check_value(given: Any, kind: Any, path: str) -> Any:
     if any(isinstance(part, bool) for part in parts) and not _takes_bool(kind):
         raise refused()  # pydantic would read true as 1.0
     try:
-        value = _adapter(kind).validate_python(given)
+        value = _adapter_of(kind).validate_python(given)
     except ValidationError:  # says in Python's words what the message says in the user's
         raise refused() from None
     try:
@@ -227,6 +227,13 @@ def check_value(given: Any, kind: Any, path: str) -> Any:
     except ValueError as error:
         raise refused(f"; {error}") from error
     return value
+
+
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
+    try:
+        return _adapter(kind)
+    except TypeError:  # annotated with something that has no hash
+        return _adapter.__wrapped__(kind)
 
 
 @cache

@@ -108,7 +108,7 @@ def is_number(value: Any) -> bool:
 
 def check_counts(options: dict[str, Any]) -> None:
     """Check how many steps were taken and left out."""
-    for name in ("steps", "skipped"):
+    for name in ("steps", "skipped", *(["observed"] if "observed" in options else [])):
         value = options[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} must be a whole number ≥ 0, got {value!r}")

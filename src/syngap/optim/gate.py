@@ -294,7 +294,8 @@ class Gate:
 
     def _follow(self, seen: Observation, works: list[Work], every: int) -> bool:
         """Let moments follow the scores, and return whether directions were refreshed."""
-        is_due = self.schedule.refreshes(self.steps) % every == 0
+        observed: int = self.groups[0].get("observed", 0) + 1  # steps that saw scores
+        self.groups[0]["observed"], is_due = observed, observed % every == 0
         for work in works:
             if is_due:
                 fold(work)  # along the directions that it was observed in

@@ -124,6 +124,7 @@ def protect(
     options: dict[str, Any] = {"consolidation": float(consolidation), "ambient": float(ambient)}
     same = options | {"gate": gate, "teacher": teacher, "rank": rank, "rotate": rotate}
     same |= {"known inputs or weights": mark, "batches": len(batches), "every": every}
+    same |= {"strength": strength}
     require_same(same, group)
     # Forward passes of FSDP2 wait for all processes anyhow.
     is_whole = not any(is_sharded(param) for param in model.parameters())
@@ -142,7 +143,7 @@ def protect(
             every=every,
             strength=strength,
             seed=seed,
-            process_group=process_group,
+            process_group=group,
             progress=progress,
         )
     share_knowledge(protection.known, group)

@@ -2,8 +2,9 @@
 
 Distillation from the model before training is Learning without Forgetting (Li and Hoiem 2016).
 Of many classes the likeliest are stored, and some that are drawn from all others and stand for them
-(Anshumann et al. 2025): then the gradient is that of all classes in the mean. The others as one
-class would forget more, since nothing says which of them was likely.
+(Anshumann et al. 2025): over the draws, the mean of the gradient is that of all classes. The others
+as one class would forget more, since nothing says which of them was likely. The draws are those of
+the first pass: with few inputs and many steps a model could learn them by heart, like labels.
 """
 
 from __future__ import annotations
@@ -139,7 +140,11 @@ def _draw_others(logs: Tensor, likeliest: Tensor, seed: int) -> tuple[Tensor, Te
 
 
 def divergence(
-    answers: Answers, prediction: Tensor | Distribution, *, may_grow: bool = False
+    answers: Answers,
+    prediction: Tensor | Distribution,
+    *,
+    may_grow: bool = False,
+    bound: bool = False,
 ) -> Tensor:
     """Return the mean of KL(before ‖ now) over the predictions that count.
 
@@ -151,6 +156,8 @@ def divergence(
         answers: those of before.
         prediction: the model's now.
         may_grow: whether it may have more classes than before.
+        bound: where classes were drawn, return the KL with all but the likeliest as one class: a
+            lower bound, at least zero, whatever a model has learned of the draws.
     """
     prediction = former_classes(answers, prediction) if may_grow else prediction
     if isinstance(prediction, Distribution):
@@ -180,6 +187,9 @@ def divergence(
     else:
         classes = answers.classes.to(logits.device).long()
         now = logits.gather(-1, classes) - logits.logsumexp(-1, keepdim=True)
+        if bound:
+            before, now = (_others_as_one(logs) for logs in (before, now))
+            chances = before.exp()
     return _mean(_expected(chances, before - now), answers.mask)
 
 
@@ -218,6 +228,14 @@ def _other_shape(now: str, before: str) -> ValueError:
 def _expected(chances: Tensor, values: Tensor) -> Tensor:
     """Return the mean of values; what is impossible counts zero."""
     return (chances * values.masked_fill(chances == 0, 0.0)).sum(-1)
+
+
+def _others_as_one(logs: Tensor) -> Tensor:
+    """Return log-probabilities of the likeliest classes and of all others together."""
+    likeliest = logs[..., :LIKELIEST]
+    smallest = torch.finfo(logs.dtype).eps
+    rest = (1.0 - likeliest.exp().sum(-1, keepdim=True)).clamp(min=smallest).log()
+    return torch.cat([likeliest, rest], -1)
 
 
 def _mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -49,6 +50,7 @@ class Setting:
         seed: of the run.
         device: where all of it is.
         shared_seconds: what it took to make the own samples, where they were used.
+        got_seconds: what it took here to get them, made or read.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Setting:
         self.tests = {kind: self._tests(kind, windows) for kind in (*texts.old, texts.new)}
         asked = texts.questions
         self.questions = self.encode_questions(asked) if asked else None
-        self.shared_seconds = 0.0
+        self.shared_seconds = self.got_seconds = 0.0
         self._own: Tensor | None = None
 
     # Text
@@ -130,8 +132,10 @@ class Setting:
     def own(self) -> Tensor:
         """Texts that the model wrote before tuning."""
         if self._own is None:
+            began = time.monotonic()
             shared = self._making.share("samples", self._write)
             self.shared_seconds += shared.seconds
+            self.got_seconds += time.monotonic() - began
             self._own = shared.tensors["tokens"].to(self.device)
         return self._own
 

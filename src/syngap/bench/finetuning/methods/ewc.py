@@ -53,6 +53,8 @@ def diagonal_fisher(setting: Setting, model: nn.Module) -> list[Tensor]:
         logs = setting.logits(model, tokens.unsqueeze(0)).log_softmax(-1)
         labels = sample_labels(logs.detach(), generator)
         chosen = logs.gather(-1, labels.unsqueeze(-1)).sum()
-        for total, grad in zip(fisher, torch.autograd.grad(chosen, params), strict=True):
-            total.addcmul_(grad, grad)
+        grads = torch.autograd.grad(chosen, params, allow_unused=True)
+        for total, grad in zip(fisher, grads, strict=True):
+            if grad is not None:
+                total.addcmul_(grad, grad)
     return [total / setting.anchors.numel() for total in fisher]

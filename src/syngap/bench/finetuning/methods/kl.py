@@ -20,7 +20,7 @@ class KL(Method):
     """Adds strength · KL(start ‖ now) on a few anchors; a frozen copy of the start is kept.
 
     `teacher`, the part of `syngap.protect`, stores the start's answers in place of the copy, and of
-    large vocabularies the likeliest tokens alone.
+    large vocabularies the likeliest tokens and some drawn ones.
 
     Args:
         setting: the model, text and anchors.

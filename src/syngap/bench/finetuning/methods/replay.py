@@ -1,4 +1,4 @@
-"""True replay: a share of each batch is old text. It needs the old data, so it is a ceiling."""
+"""True replay: a share of each batch is old text. It needs the old data."""
 
 from __future__ import annotations
 
