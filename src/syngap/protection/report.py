@@ -39,8 +39,8 @@ class Report:
     """What changed on known inputs since `protect()`, and which parts protected the model.
 
     Attributes:
-        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed. Of more than
-            1,024 classes all but the 64 likeliest count as one: a lower bound.
+        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed. Of more
+            than 1,024 classes all but the 64 likeliest count as one: a lower bound.
         loss_before: the mean loss on the model's former answers, before: their entropy.
         loss_now: the same now. The difference is `kl`.
         agreement: the share of predictions whose likeliest class is the former one, None where a
