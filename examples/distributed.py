@@ -32,7 +32,7 @@ def train(model: nn.Module, rank: int, of: int) -> list[Tensor]:
     group = None if of == 1 else dist.group.WORLD
     optimizer = SynGAP(model.parameters(), lr=0.3, estimator="empirical", process_group=group)
     data = torch.Generator().manual_seed(1)
-    for _ in range(50):
+    for _ in range(20):
         x, y = torch.randn(32, 32, generator=data), torch.randint(10, (32,), generator=data)
         x, y = x[rank::of], y[rank::of]
         logits = model(x)

@@ -701,7 +701,7 @@ def test_importance_under_autocast_is_float32_and_close(make: Make) -> None:
 
 # AdamW alone, compiled, is off by this much too: compiling switches it to its capturable form.
 COMPILED_TOLERANCE = {"wrapped-adamw": 5e-6}
-# All operations of an update are in these; of the others only what is traced is looked at, since
+# All operations of an update are in these; of "directions" only what is traced is looked at, since
 # making a program of it takes seconds.
 INDUCED = ("momentum-and-decay", "compact", "wrapped-adamw")
 
@@ -712,7 +712,7 @@ INDUCED = ("momentum-and-decay", "compact", "wrapped-adamw")
     reason="torch.compile needs a C++ compiler",
 )
 @pytest.mark.filterwarnings("default")  # inductor's own differ from version to version
-@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("plain", "wrapped-sgd")])
+@pytest.mark.parametrize("name", [*INDUCED, "directions"])
 def test_a_compiled_step_is_the_same_and_is_not_compiled_again(name: str) -> None:
     """With momentum and with AdamW there is all that a plain step does, and more."""
     from torch._dynamo.testing import CompileCounterWithBackend

@@ -181,7 +181,8 @@ def test_a_pdf_has_the_same_bytes_each_time(tmp_path):
     assert b"/CreationDate" not in paths[0].read_bytes()
 
 
-def test_what_a_folder_has_not_is_not_drawn(tmp_path):
+def test_what_a_folder_has_not_is_not_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))
     write_experiment(tmp_path, {"joint": Made("joint")}, (0,), every=50)
     written, reasons = every_figure(read_runs(tmp_path), [], tmp_path / "figures")
     assert {path.stem for path in written} == {"plasticity"}

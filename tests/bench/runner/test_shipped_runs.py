@@ -22,7 +22,7 @@ SETTINGS = (
     "training.precision=fp32",  # bf16 is slow on a CPU
 )
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
-LABELS = {"ER", "SynGAP", "Joint"}
+LABELS = {"ER", "Joint"}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_core50_nc_ends_in_a_table_on_coil100_frames_in_core50s_layout(
     coil_as_core50(coil, here / "data")
     with pytest.warns(match="holds 550 of 164866 frames: results will not be CORe50's"):
         code, printed, said = call(
-            *("run", "core50-nc", "--data", "data", "--seeds", "0", "--methods", "er,syngap,joint"),
+            *("run", "core50-nc", "--data", "data", "--seeds", "0", "--methods", "er,joint"),
             *SMALL,
         )
     assert code == 0, said

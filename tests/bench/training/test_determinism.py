@@ -55,7 +55,7 @@ def test_every_method_ends_with_the_same_bytes_in_other_processes_and_another_or
     for run in here:
         run_here(run)
     events: list[Event] = []
-    run_local(list(reversed(there)), 2, events.append)
+    run_local(list(reversed(there)), 1, events.append)
     assert [event.message for event in events if event.kind == "failed"] == []
     assert found(there) == found(here)
 
