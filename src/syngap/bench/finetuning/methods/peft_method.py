@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from syngap.bench.registry import import_or_refuse
 __all__ = ["PeftMethod", "linear_layers"]
 
 
-class PeftMethod(Method):
+class PeftMethod(Method, ABC):
     """AdamW on the parameters that peft adds to the linear layers of blocks."""
 
     @classmethod
@@ -32,9 +33,9 @@ class PeftMethod(Method):
         made: nn.Module = peft.get_peft_model(model, self.configure(peft, model)).base_model.model
         return made
 
+    @abstractmethod
     def configure(self, peft: Any, model: nn.Module) -> Any:
         """Return peft's configuration of the adapters."""
-        raise NotImplementedError
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weights with the adapters added to them."""
