@@ -20,7 +20,6 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 from syngap.optim.scores import sample_labels
 
 LAMBDA = 1e-16
-MANY_CLASSES = 1024
 
 Batch = Any  # a tensor, or a dict of keyword arguments
 Rank = int | float | str
@@ -646,26 +645,6 @@ def teacher_kl(before: Tensor, now: Tensor, counted: Tensor | None = None) -> Te
                 total = total + p_class * (p_class.log() - q_class.log())
         number += 1
     return total / number
-
-
-def drawn_kl(
-    before: Tensor, now: Tensor, likeliest: Sequence[Sequence[int]], drawn: Sequence[Sequence[int]]
-) -> Tensor:
-    """Return the same from some classes of each position (N, C).
-
-    The likeliest count by their probability. What is left of it is shared among the drawn ones.
-    """
-    total = now.new_zeros(())
-    for position, (kept, others) in enumerate(zip(likeliest, drawn, strict=True)):
-        p = before[position].exp() / before[position].exp().sum()
-        q = now[position].exp() / now[position].exp().sum()
-        left = p.new_ones(())
-        for index in kept:
-            left = left - p[index]
-            total = total + p[index] * (p[index].log() - q[index].log())
-        for index in others:
-            total = total + left / len(others) * (p[index].log() - q[index].log())
-    return total / len(before)
 
 
 def distribution_kl(before: Distribution, now: Distribution) -> Tensor:

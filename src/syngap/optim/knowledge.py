@@ -61,7 +61,6 @@ def take_knowledge(
     predict: Predict | None = None,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
-    look: Callable[[int, Tensor | Distribution], None] = lambda number, prediction: None,
 ) -> dict[Tensor, Known]:
     """Return what a model knows of its trainable parameters, by parameter.
 
@@ -75,13 +74,12 @@ def take_knowledge(
         predict: computes logits or a distribution from a batch in place of `model(batch)`.
         generator: source of the drawn labels.
         progress: called after each batch with the number done and, where known, of all.
-        look: gets the number and the prediction of each batch, once.
     """
     params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
     if not params:
         raise ValueError("every parameter of the model is frozen, so there is nothing to protect")
     batches = list(inputs)
-    passes = _Passes(model, batches, params, mask_of, predict, generator, progress, look)
+    passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
     sides: dict[Key, Moments] = {}
     covered: set[Tensor] | None = None
     for scored in passes.run(range(len(batches))):
@@ -162,11 +160,10 @@ class _Passes:
         predict: Predict | None,
         generator: torch.Generator | None,
         progress: Progress | None,
-        look: Callable[[int, Tensor | Distribution], None],
     ) -> None:
         self.model, self.batches, self.params = model, batches, params
         self.mask_of, self.predict, self.generator = mask_of, predict, generator
-        self.progress, self.look = progress, look
+        self.progress = progress
         self.wanted = params  # whose gradients are taken as well
         self.leaves = whole_leaves(model, params)
 
@@ -185,8 +182,6 @@ class _Passes:
                 during=recorder,
             ):
                 number, batch = next(numbers)
-                if number < len(self.batches):
-                    self.look(number, prediction)
                 mask = self.mask_of(batch, prediction)
                 read = read_prediction(prediction, mask=mask, generator=self.generator)
                 for use in recorder.uses:

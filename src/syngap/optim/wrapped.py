@@ -267,8 +267,8 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
         there = list(work.params)
         for stack in work.stacks:
             stack.scatter(stack.basis.into(stack.gather(there)), there)
-        torch._foreach_copy_(params, [there[place] for place in places])
-        starts = [param.clone() for param in params]
+        starts = [there[place] for place in places]
+        torch._foreach_copy_(params, starts)
     else:
         torch._foreach_zero_(params)
     others = [index for index, basis in enumerate(work.bases) if basis is None]

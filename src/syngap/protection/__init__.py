@@ -4,8 +4,8 @@ Where to find what:
 
 - `protection`: `protect()` and what it returns
 - `anchors`: the known inputs, cut into batches
-- `teacher`: the model's former answers, and how far it is from them
-- `interpolation`: weights between those of before and of now
+- `teacher`: the model's former self; `answers`: what it answered, and KL(before ‖ now)
+- `start`: the weights before training, to interpolate with and to answer with again
 - `samples`: texts that a language model writes itself
 - `processes`: one protection for all processes of DDP and FSDP2
 - `report`: what was kept; `refusals`: what is refused, and warned of

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim import gate_changes
 from syngap.optim.checks import check_number
-from syngap.optim.consolidation import Predict, Progress, call, in_eval_mode
+from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
 from syngap.optim.fisher import Estimator, Schedule
@@ -22,7 +21,6 @@ from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
-from syngap.protection.interpolation import copy_floats, interpolate
 from syngap.protection.processes import raised_in_all, require_same, share_knowledge
 from syngap.protection.refusals import (
     check_arguments,
@@ -32,8 +30,9 @@ from syngap.protection.refusals import (
     check_optimizer,
     names_of,
 )
-from syngap.protection.report import Report, compare, coverage, distance
-from syngap.protection.teacher import Answers, divergence, take_answers
+from syngap.protection.report import Report, compare, coverage
+from syngap.protection.start import Start
+from syngap.protection.teacher import Teacher
 
 __all__ = ["Protection", "protect"]
 
@@ -117,8 +116,6 @@ def protect(
         batches = known_inputs.batches_of(known, batch_size)
         is_cut = isinstance(known, (Tensor, Mapping))
         taught = known_inputs.cut([known] if is_cut else batches, anchors)
-        parts = known_inputs.cut(batches, anchors)
-        aligned = list(map(known_inputs.length, parts)) == list(map(known_inputs.length, taught))
     reshard(model)
     mark = known_inputs.fingerprint(taught, model.parameters())
     options: dict[str, Any] = {"consolidation": float(consolidation), "ambient": float(ambient)}
@@ -133,7 +130,6 @@ def protect(
             model,
             batches,
             taught,
-            is_aligned=aligned,
             uses_gate=gate,
             uses_teacher=teacher,
             predict=predict,
@@ -164,7 +160,6 @@ class Protection:
         batches: list[Any],
         taught: list[Any],
         *,
-        is_aligned: bool,
         uses_gate: bool,
         uses_teacher: bool,
         predict: Predict | None,
@@ -178,16 +173,15 @@ class Protection:
         progress: Progress | None,
     ) -> None:
         self.model, self._process_group = model, process_group
-        self._predict, self._taught, self._options = predict, taught, options
+        self._options = options
         self._rotate, self._every, self._strength, self._seed = rotate, every, strength, seed
         self._uses_teacher, self._interpolated = uses_teacher, 1.0
         self._optimizer: WrappedSynGAP | None = None
-        self._drawn, self._has_grown = 0, False
+        self._drawn = 0
         params: list[Tensor] = list(model.parameters())
         self._device = params[0].device
-        self._start = copy_floats(model)
+        self._start = Start(model)
         self.known: dict[Tensor, Known] = {}
-        self._answers: list[Answers] = []
         if uses_gate:
             trainable: list[Tensor] = [param for param in params if param.requires_grad]
             self.known = take_knowledge(
@@ -199,15 +193,9 @@ class Protection:
                 predict=predict,
                 generator=torch.Generator(self._device).manual_seed(seed),
                 progress=progress,
-                look=(
-                    (lambda number, prediction: self._keep_answers(batches[number], prediction))
-                    if is_aligned
-                    else lambda number, prediction: None
-                ),
             )
             check_knowledge(self.known, model)
-        if len(self._answers) < len(taught):  # no gate, or predictions that cannot be cut
-            self._answers = list(self._take_answers())
+        self._teacher = Teacher(model, self._start, taught, predict)
 
     # Training.
 
@@ -263,11 +251,7 @@ class Protection:
         self.calls = number + 1
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device)
-        place = self._place(number // self._every)
-        with in_eval_mode(self.model), torch.enable_grad():
-            prediction = self._predicted(self._taught[place])
-        before = self._answers[place]
-        return self._strength * divergence(before, prediction, may_grow=self._has_grown)
+        return self._strength * self._teacher.loss(self._place(number // self._every))
 
     @property
     def calls(self) -> int:
@@ -287,33 +271,10 @@ class Protection:
 
         It follows from the number alone, so that a resumed run goes on as the first would have.
         """
-        rounds, place = divmod(number, len(self._taught))
+        count = len(self._teacher.batches)
+        rounds, place = divmod(number, count)
         generator = torch.Generator().manual_seed(self._seed + 1_000_003 * rounds)
-        return int(torch.randperm(len(self._taught), generator=generator)[place])
-
-    def _predicted(self, batch: Any) -> Tensor | Distribution:
-        batch = known_inputs.moved(batch, next(self.model.parameters()).device)
-        return self._predict(batch) if self._predict else call(self.model, batch)
-
-    def _keep_answers(self, batch: Any, prediction: Tensor | Distribution) -> None:
-        """Take the answers of the parts that a batch is cut into from its prediction."""
-        if not isinstance(prediction, Tensor) or known_inputs.length(batch) != len(prediction):
-            return
-        done = 0
-        while done < len(prediction):
-            part = self._taught[len(self._answers)]
-            rows = prediction[done : done + (known_inputs.length(part) or len(prediction))]
-            seed = self._seed + len(self._answers)
-            answers = take_answers(rows, known_inputs.mask_of(part, rows), seed=seed)
-            self._answers.append(answers)
-            done += len(rows)
-
-    def _take_answers(self) -> Iterable[Answers]:
-        with in_eval_mode(self.model), torch.no_grad():
-            for seed, batch in enumerate(self._taught, start=self._seed):
-                prediction = self._predicted(batch)
-                mask = known_inputs.mask_of(batch, prediction)
-                yield take_answers(prediction, mask, seed=seed)
+        return int(torch.randperm(count, generator=generator)[place])
 
     @torch.no_grad()
     def grow(self, old: Tensor, new: Tensor) -> None:
@@ -341,32 +302,23 @@ class Protection:
             True
         """
         names = names_of(self.model)
-        check_growth(old, new, names, self._start, self.known)
+        check_growth(old, new, names, self._start.values, self.known)
         if self._optimizer is not None:
             held = {each for group in self._optimizer.param_groups for each in group["params"]}
             if old in held:
                 self._optimizer.grow(old, new)
-        larger = new.detach().to("cpu", copy=True)
-        larger[tuple(slice(size) for size in old.shape)] = self._start[names[new]]
-        self._start[names[new]] = larger
+        self._start.grow(names[new], old, new)
         known = self.known.pop(old, None)
         if known is not None:
             self.known[new] = grow_knowledge(known, old, new)
-        self._has_grown = True
+        self._teacher.may_grow = True
 
     # Afterwards.
 
     @torch.no_grad()
     def report(self) -> Report:
         """Return what changed on the known inputs, and how the model is protected."""
-        with in_eval_mode(self.model):
-            kept = compare(
-                (
-                    (self._predicted(batch), before)
-                    for batch, before in zip(self._taught, self._answers, strict=True)
-                ),
-                may_grow=self._has_grown,
-            )
+        kept = compare(self._teacher.comparisons())
         reshard(self.model)
         used = (("gate", bool(self.known)), ("teacher", self._uses_teacher and self.calls > 0))
         parts = [name for name, is_used in used if is_used]
@@ -377,7 +329,7 @@ class Protection:
             loss_before=kept.entropy,
             loss_now=kept.entropy + kept.kl,
             agreement=kept.agreement,
-            moved=distance(self.model, self._start),
+            moved=self._start.distance(self.model),
             parts=tuple(parts),
             coverage=tuple(coverage(self.model, self.known)),
         )
@@ -390,5 +342,5 @@ class Protection:
             share: in [0, 1]; 1 changes nothing, 0 gives the start back.
         """
         check_number("share", share, "in [0, 1]", lambda value: 0 <= value <= 1)
-        interpolate(self.model, self._start, share)
+        self._start.interpolate(self.model, share)
         self._interpolated *= share

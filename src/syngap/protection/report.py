@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim.knowledge import Known
-from syngap.optim.tensors import is_sharded, local, sum_over_shards
-from syngap.protection.teacher import Answers, divergence, former_classes
+from syngap.protection.answers import Answers, divergence
 
-__all__ = ["Coverage", "Kept", "Report", "compare", "coverage", "distance"]
+__all__ = ["Coverage", "Kept", "Report", "compare", "coverage"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Report:
     """What changed on known inputs since `protect()`, and which parts protected the model.
 
     Attributes:
-        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed. Of more
-            than 1,024 classes all but the 64 likeliest count as one: a lower bound.
+        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed.
         loss_before: the mean loss on the model's former answers, before: their entropy.
         loss_now: the same now. The difference is `kl`.
         agreement: the share of predictions whose likeliest class is the former one, None where a
@@ -96,50 +94,24 @@ class Kept:
 
 
 @torch.no_grad()
-def compare(
-    predictions: Iterable[tuple[Tensor | Distribution, Answers]], *, may_grow: bool
-) -> Kept:
-    """Compare predictions with former answers.
-
-    Args:
-        predictions: of each batch, and what the model answered before.
-        may_grow: whether there may be more classes than before, which do not count.
-    """
+def compare(answers: Iterable[tuple[Answers, Tensor | Distribution]]) -> Kept:
+    """Compare the answers of before and of now, batch by batch."""
     total = kl = entropy = same = 0.0
     has_classes = True
-    for prediction, before in predictions:
+    for before, now in answers:
         count = before.count
         total += count
-        kl += count * float(divergence(before, prediction, may_grow=may_grow, bound=True))
+        kl += count * float(divergence(before, now))
         entropy += count * float(before.entropy())
-        first = before.first()
-        now = former_classes(before, prediction) if may_grow else prediction
-        if first is None or not isinstance(now, Tensor):
+        if not isinstance(now, Tensor) or not isinstance(before.prediction, Tensor):
             has_classes = False
             continue
-        hits = now.argmax(-1) == first.to(now.device)
+        hits = now.argmax(-1) == before.prediction.argmax(-1).to(now.device)
         if before.mask is not None:
             hits = hits & before.mask.to(hits.device)
         same += float(hits.sum())
     total = max(1.0, total)
     return Kept(kl / total, entropy / total, same / total if has_classes else None)
-
-
-@torch.no_grad()
-def distance(model: nn.Module, starts: Mapping[str, Tensor]) -> float:
-    """Return how far weights are from the start, by its norm; new ones do not count."""
-    way = norm = 0.0
-    for name, param in model.named_parameters():
-        start, now = starts.get(name), local(param)
-        if start is not None and start.shape == now.shape:
-            start = start.to(now.device)
-            squares = [float(each.float().norm()) ** 2 for each in (now - start, start)]
-            if is_sharded(param):
-                parts = torch.tensor(squares, dtype=torch.float64, device=now.device)
-                squares = sum_over_shards([parts], [param])[0].tolist()
-            way += squares[0]
-            norm += squares[1]
-    return float((way / max(norm, 1e-30)) ** 0.5)
 
 
 def coverage(model: nn.Module, known: Mapping[Tensor, Known]) -> Iterator[Coverage]:

@@ -1,0 +1,223 @@
+"""What a model answered before training, and KL(before ‖ now)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import Categorical, Distribution, kl_divergence
+
+from syngap.optim.errors import NotFiniteError
+from syngap.optim.tensors import wide
+
+__all__ = ["Answers", "divergence", "take_answers"]
+
+AT_A_TIME = 1 << 23  # probabilities that are in memory in full precision
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model predicted for one batch.
+
+    Attributes:
+        prediction: logits (..., classes), or a distribution.
+        mask: which predictions count, None for all.
+    """
+
+    prediction: Tensor | Distribution
+    mask: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """How many predictions count."""
+        if self.mask is not None:
+            return int(self.mask.sum())
+        if isinstance(self.prediction, Tensor):
+            return self.prediction.shape[:-1].numel()
+        return self.prediction.batch_shape.numel()
+
+    @property
+    def bytes(self) -> int:
+        """How much memory they take."""
+        return sum(value.nbytes for value in _tensors(self.prediction))
+
+    def entropy(self) -> Tensor:
+        """Return the mean entropy of the answers: the loss that nothing can undercut."""
+        if isinstance(self.prediction, Distribution):
+            return _mean(self.prediction.entropy(), self.mask)
+        found = []
+        for rows in _in_parts(self.prediction.flatten(0, -2)):
+            logs = wide(rows).log_softmax(-1)
+            found.append(-(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(-1))
+        return _mean(torch.cat(found).view(self.prediction.shape[:-1]), self.mask)
+
+    def only(self, classes: int | None) -> Answers:
+        """Return the same answers given that each is one of the first so many classes."""
+        return Answers(first_classes(self.prediction, classes), self.mask)
+
+
+@torch.no_grad()
+def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answers:
+    """Return what to remember of a prediction.
+
+    Args:
+        prediction: of the model before training.
+        mask: which of it counts, None for all.
+    """
+    if isinstance(prediction, Distribution):
+        copied = _detached(prediction)
+        if any(bool(value.isnan().any()) for value in _tensors(copied)):
+            raise NotFiniteError(f"the model answers a known input with NaN in {prediction}")
+        return Answers(copied, mask)
+    if not isinstance(prediction, Tensor):
+        raise TypeError(
+            "the model must answer known inputs with logits (a Tensor) or a "
+            f"torch.distributions.Distribution, got {type(prediction).__name__}: predict= makes "
+            "one of them from a batch"
+        )
+    if not prediction.is_floating_point() or prediction.dim() < 2 or prediction.shape[-1] < 2:
+        raise ValueError(
+            "the model must answer known inputs with floating-point logits of shape (N, classes) "
+            f"or (N, ..., classes), got {prediction.dtype} {tuple(prediction.shape)}; for a single "
+            "logit or regression let predict= return a distribution"
+        )
+    highest = prediction.detach().amax(-1)  # infinite, or NaN, where no log-probabilities exist
+    if not bool(highest.isfinite().all()):
+        raise NotFiniteError(
+            "the model answers known inputs with logits that are not finite: look at the inputs, "
+            "and in float16 load the model in bfloat16 or float32"
+        )
+    return Answers(prediction.detach().clone(), mask)
+
+
+def divergence(before: Answers, now: Tensor | Distribution) -> Tensor:
+    """Return the mean of KL(before ‖ now) over the predictions that count."""
+    former = before.prediction
+    if isinstance(now, Distribution):
+        if isinstance(former, Tensor):
+            raise TypeError("the model gave logits before, and gives a distribution now")
+        shapes = [(*each.batch_shape, *each.event_shape) for each in (now, former)]
+        if shapes[0] != shapes[1] or width_of(now) != width_of(former):
+            raise _other_shape(_describe(now), _describe(former))
+        return _mean(kl_divergence(former, now), before.mask)
+    if not isinstance(now, Tensor):
+        raise TypeError(
+            f"the model answers known inputs with {type(now).__name__} now, and gave "
+            "logits or a distribution before"
+        )
+    if isinstance(former, Distribution):
+        raise TypeError("the model gave a distribution before, and gives logits now")
+    if now.shape != former.shape:
+        raise _other_shape(
+            f"logits of shape {tuple(now.shape)}", f"logits of shape {tuple(former.shape)}"
+        )
+    shape = now.shape[:-1]
+    mask = torch.ones(shape, dtype=torch.bool) if before.mask is None else before.mask
+    weights = wide(mask.to(now.device, now.dtype))
+    weights = weights / weights.sum().clamp(min=1)
+    found: Tensor = _KL.apply(  # type: ignore[no-untyped-call]
+        now.flatten(0, -2), former.to(now.device).flatten(0, -2), weights.flatten()
+    )
+    return found
+
+
+class _KL(torch.autograd.Function):
+    """The weighted sum of KL(before ‖ now) over rows of logits, some rows at a time.
+
+    Its gradient is softmax(now) - softmax(before), which is all that is kept: of a vocabulary of
+    fifty thousand tokens each further copy in full precision would count.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, now: Tensor, before: Tensor, weights: Tensor) -> Tensor:
+        difference = torch.empty_like(now)
+        total = weights.new_zeros(())
+        parts = (_in_parts(each) for each in (now, before, difference))
+        done = 0
+        for some, former, kept in zip(*parts, strict=True):
+            logs, before_logs = (wide(each).log_softmax(-1) for each in (some, former))
+            chances = before_logs.exp()
+            gaps = (before_logs - logs).masked_fill_(chances == 0, 0.0)  # impossible counts nothing
+            # Not a product of vectors, which autocast would round.
+            total += ((chances * gaps).sum(-1) * weights[done : done + len(some)]).sum()
+            torch.sub(logs.exp_(), chances, out=logs)
+            kept.copy_(logs)
+            done += len(some)
+        ctx.save_for_backward(difference, weights)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        difference, weights = ctx.saved_tensors
+        return difference * (grad * weights).to(difference.dtype).unsqueeze(-1), None, None
+
+
+def _in_parts(rows: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, max(1, AT_A_TIME // rows.shape[-1]))
+
+
+def first_classes(prediction: Tensor | Distribution, count: int | None) -> Tensor | Distribution:
+    """Return a prediction without the classes after the first so many."""
+    width = width_of(prediction)
+    if count is None or width is None or width <= count:
+        return prediction
+    if isinstance(prediction, Tensor):
+        return prediction[..., :count]
+    assert isinstance(prediction, Categorical)
+    return type(prediction)(logits=prediction.logits[..., :count])
+
+
+def width_of(prediction: Tensor | Distribution) -> int | None:
+    """Return how many classes a prediction has, None where it has none."""
+    if isinstance(prediction, Tensor):
+        return prediction.shape[-1]
+    return prediction.logits.shape[-1] if isinstance(prediction, Categorical) else None
+
+
+def _describe(distribution: Distribution) -> str:
+    shapes = f"batch {tuple(distribution.batch_shape)}, event {tuple(distribution.event_shape)}"
+    width = width_of(distribution)
+    classes = "" if width is None else f", {width} classes"
+    return f"{type(distribution).__name__} ({shapes}{classes})"
+
+
+def _other_shape(now: str, before: str) -> ValueError:
+    return ValueError(
+        f"the model answers known inputs with {now}, and before with {before}: for a head that "
+        "grew, call protection.grow(old, new); for another tokenizer or other inputs, protect() "
+        "the model anew"
+    )
+
+
+def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return values.mean()
+    mask = mask.to(values.device)
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def _tensors(prediction: Tensor | Distribution) -> Iterator[Tensor]:
+    """Yield the floating-point tensors that a prediction is made of."""
+    values = [prediction] if isinstance(prediction, Tensor) else vars(prediction).values()
+    for value in values:
+        if isinstance(value, Distribution):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor) and value.is_floating_point():
+            yield value
+
+
+def _detached(distribution: Distribution) -> Distribution:
+    """Return a copy without a graph; parameters of torch's distributions are their attributes."""
+    found = copy.copy(distribution)
+    for name, value in vars(found).items():
+        if isinstance(value, Tensor):
+            vars(found)[name] = value.detach().clone()
+        elif isinstance(value, Distribution):
+            vars(found)[name] = _detached(value)
+    return found
