@@ -57,12 +57,18 @@ def _replace(gate: Gate, seen: Observation) -> None:
 
 
 def adopt(gate: Gate, known: Mapping[Tensor, Known]) -> None:
-    """Take over importance and directions; what is not known of a parameter is zero."""
-    for param in gate.params():
-        if param in known:
-            adopt_knowledge(param, gate.state_of(param), known[param], gate.compact)
+    """Take over importance and directions; what is not known of a parameter is zero.
+
+    Directions of `known` are in the memory of the gate's states from then on.
+    """
+    params = [param for param in gate.params() if param in known]
+    for param in params:
+        adopt_knowledge(param, gate.state_of(param), known[param], gate.compact)
     gate.reset_caches()
     gate.has_importance = True
+    gate.lay_out(None, gate.network_mean())  # which stacks directions of equal shape
+    for param in params:
+        known[param].basis = gate.basis_of(param)
 
 
 def grow(gate: Gate, old: Tensor, new: Tensor) -> None:

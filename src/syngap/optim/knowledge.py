@@ -105,18 +105,19 @@ def take_knowledge(
 
 def adopt_knowledge(param: Tensor, state: dict[str, Any], known: Known, compact: bool) -> None:
     """Put what is known of a parameter into its state, where observations go on from it."""
-    known.importance = known.importance.to(kept_in(param.dtype, compact))
-    importance = known.importance
-    if known.basis is None:
-        importance = as_shard(part_of(importance, param), param)
-    state["importance"] = importance.clone()
+    importance = known.importance.to(param.device, kept_in(param.dtype, compact))
+    known.importance = importance.to("cpu", copy=True)  # for another optimizer
+    state["importance"] = (
+        as_shard(part_of(importance, param), param) if known.basis is None else importance
+    )
     state["mean"] = known.mean.to(accumulator(param.dtype))
     state |= _sides(known)
 
 
 def grow_knowledge(known: Known, old: Tensor, new: Tensor) -> Known:
     """Return what is known of a parameter for a larger one in its place."""
-    state = {"importance": known.importance, "mean": known.mean, **_sides(known)}
+    importance = known.importance.to(new.device)
+    state = {"importance": importance, "mean": known.mean, **_sides(known)}
     larger = grown(state, old, new)
     return Known(larger["importance"], larger["mean"], basis_in(larger), known.rows)
 
