@@ -9,7 +9,7 @@ what each weight is multiplied with and of the gradient of log p, whose eigenvec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -99,7 +99,7 @@ def take_knowledge(
     passes.wanted = [param for param in params if param not in gathering.covered]
     for scored in passes.run(range(len(batches), 2 * len(batches))):
         gathering.add(scored)
-    rows = {param: max(use.rows for use in side.uses) for (param, _), side in seen.items()}
+    rows = {param: max(int(use.rows) for use in side.uses) for (param, _), side in seen.items()}
     return gathering.finish(rows)
 
 
@@ -145,10 +145,21 @@ class _Scored:
     def factors(self, wanted: set[Tensor]) -> Iterator[tuple[Use, Rows, Rows]]:
         """Yield the rows of each use, scaled so that squares are sums over predictions."""
         for use, delta in zip(self.uses, self.deltas, strict=True):
-            param = use.key[0]
-            if param in wanted:
-                delta = delta * (self.count**0.5 / SCALE)
-                yield use, *use.factors(delta, self.batch, accumulator(param.dtype))
+            if use.key[0] in wanted:
+                yield use, *self._rows(use, delta)
+
+    def by_weight(self, wanted: set[Tensor]) -> Iterator[tuple[Key, Sequence[tuple[Rows, Rows]]]]:
+        """Yield the rows of all uses of one weight at a time, which take much memory."""
+        uses: dict[Key, list[tuple[Use, Tensor]]] = {}
+        for use, delta in zip(self.uses, self.deltas, strict=True):
+            if use.key[0] in wanted:
+                uses.setdefault(use.key, []).append((use, delta))
+        for key, pairs in uses.items():
+            yield key, [self._rows(use, delta) for use, delta in pairs]
+
+    def _rows(self, use: Use, delta: Tensor) -> tuple[Rows, Rows]:
+        delta = delta * (self.count**0.5 / SCALE)
+        return use.factors(delta, self.batch, accumulator(use.key[0].dtype))
 
 
 class _Passes:
@@ -256,10 +267,7 @@ class _Gathering:
 
     def add(self, scored: _Scored) -> None:
         self.count += scored.count
-        by_key: dict[Key, list[tuple[Rows, Rows]]] = {}
-        for use, left, right in scored.factors(self.covered):
-            by_key.setdefault(use.key, []).append((left, right))
-        for (param, index), factors in by_key.items():
+        for (param, index), factors in scored.by_weight(self.covered):
             basis = self._basis(param, index)
             total = self._total(param)
             part = total if index is None else total[index]
@@ -302,7 +310,7 @@ class _Gathering:
 
 
 def _in_parts(
-    factors: list[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
+    factors: Sequence[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
 ) -> Iterator[Tensor]:
     """Yield gradients (groups, k0, k1) of some samples at a time, summed over all uses."""
     groups = {left.groups for left, _ in factors}
@@ -326,7 +334,7 @@ def _in_parts(
 
 
 def _gradients(
-    factors: list[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
+    factors: Sequence[tuple[Rows, Rows]], basis: Basis | None, param: Tensor, index: int | None
 ) -> Tensor:
     total: Tensor | None = None
     for left, right in factors:
@@ -349,7 +357,7 @@ def _rotated(rows: Tensor, directions: Tensor | None) -> Tensor:
     return rows if directions is None else rows @ directions.to(rows.dtype)
 
 
-def _squared_norm(factors: list[tuple[Rows, Rows]], param: Tensor, index: int | None) -> Tensor:
+def _squared_norm(factors: Sequence[tuple[Rows, Rows]], param: Tensor, index: int | None) -> Tensor:
     """Return Σ_s |G_s|², over all directions."""
     if len(factors) == 1 and not factors[0][0].is_one_hot:
         (left, right) = factors[0]

@@ -37,7 +37,7 @@ class _Sums:
 
     moments: list[Tensor | None]
     squares: list[Tensor]
-    rows: int = 0
+    rows: Tensor
 
 
 @dataclass
@@ -62,15 +62,19 @@ def add_moments(factors: Iterable[tuple[Use, Rows, Rows]], sides: dict[Key, Mome
         delta = left if use.kind in ("linear", "bias") else right
         used = delta.values.flatten(0, 1).any(-1)
         if number == len(side.uses):
-            side.uses.append(_Sums([None, None], [delta.values.new_zeros(()) for _ in range(2)]))
+            zero = delta.values.new_zeros(())
+            side.uses.append(_Sums([None, None], [zero, zero], zero))
         sums = side.uses[number]
-        sums.rows += int(used.sum())
+        count = used.sum()
+        sums.rows = sums.rows + count
         for place, rows in enumerate((left, right)):
-            chosen = rows.values.flatten(0, 1)[used]
             if rows.is_one_hot:
-                sums.squares[place] += len(chosen)
+                sums.squares[place] = sums.squares[place] + count
                 continue
-            sums.squares[place] += chosen.square().sum()
+            chosen = rows.values.flatten(0, 1)
+            if rows is not delta:  # whose rows are zero; to pick some would wait for the GPU
+                chosen = chosen.masked_fill(~used.unsqueeze(-1), 0.0)
+            sums.squares[place] = sums.squares[place] + chosen.square().sum()
             if use.kind != "bias" and chosen.shape[-1] <= LARGEST:
                 moment = sums.moments[place]
                 product = chosen.T @ chosen
@@ -153,7 +157,7 @@ def _combined(side: Moments, place: int) -> Tensor | None:
         return moments[0]
     total = torch.zeros_like(moments[0])  # type: ignore[arg-type]
     for use, moment in zip(side.uses, moments, strict=True):
-        total.add_(moment * (use.squares[1 - place] / max(1, use.rows)))  # type: ignore[operator]
+        total.add_(moment * (use.squares[1 - place] / use.rows.clamp(min=1)))  # type: ignore[operator]
     return total
 
 

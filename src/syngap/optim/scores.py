@@ -180,8 +180,10 @@ def _read_logits(
         labels, mask = _read_targets(logits, targets, mask, check)
 
     probabilities = wide(logits.detach()).softmax(dim=-1)
-    hit = torch.zeros_like(probabilities).scatter_(-1, labels.unsqueeze(-1), 1.0)
-    cotangent, count = _normalise(hit - probabilities, logits.shape[:-1], mask, check)
+    labels = labels.unsqueeze(-1)
+    missed = 1.0 - probabilities.gather(-1, labels)
+    scores = probabilities.neg_().scatter_(-1, labels, missed)  # hit - probabilities, in place
+    cotangent, count = _normalise(scores, logits.shape[:-1], mask, check)
     return Prediction(logits, cotangent.to(logits.dtype), count)
 
 
