@@ -494,7 +494,8 @@ def test_experiments_that_ship_can_be_read_and_are_listed_by_the_doctor(name: st
     of = api.select(name)
     assert isinstance(of, FinetuningExperiment)
     assert of.name == name
-    assert f"fine-tuning experiments: {name}" in list(findings())
+    (listed,) = (line for line in findings() if line.startswith("fine-tuning experiments: "))
+    assert name in listed.split(": ")[1].split(", ")
 
 
 def test_settings_change_options_and_add_methods() -> None:
