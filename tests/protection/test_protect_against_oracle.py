@@ -213,7 +213,7 @@ def compare_teacher(
     with torch.no_grad():
         before = answer()
     protection = syngap.protect(
-        model, [batch], gate=False, strength=strength, predict=predict, anchors=1000
+        model, [batch], gate=False, strength=strength, predict=predict, anchors=1000, every=1
     )
     assert float(protection.loss().detach()) == pytest.approx(0.0, abs=1e-12)
     shift(model)
@@ -288,11 +288,11 @@ def test_teacher_for_distributions(kind: str) -> None:
     compare_teacher(model, torch.randn(5, 6, dtype=torch.float64), predict)
 
 
-def test_every_skips_calls() -> None:
-    """Each k-th call gives a loss, the others zero."""
+def test_every_kth_call_counts_k_times_and_the_others_nothing() -> None:
     model, known = MLP.make()
-    protection = syngap.protect(model, [known], gate=False, every=3)
+    each, third = (syngap.protect(model, [known], gate=False, every=k) for k in (1, 3))
     shift(model)
-    losses = [float(protection.loss().detach()) for _ in range(6)]
-    assert sum(loss > 0 for loss in losses) == 2
-    assert [loss > 0 for loss in losses[:3]] == [loss > 0 for loss in losses[3:]]
+    first, second = (float(each.loss().detach()) for _ in range(2))
+    assert min(first, second) > 0
+    found = [float(third.loss().detach()) for _ in range(6)]
+    assert found == pytest.approx([0.0, 0.0, 3 * first, 0.0, 0.0, 3 * second])

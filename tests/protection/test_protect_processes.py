@@ -102,7 +102,7 @@ def make(
     base, own = FORMS[form]
     room = mock.patch.object(teacher, "room_for_answers", return_value=0)
     with room if form in ANSWERS_AGAIN else nullcontext():
-        protection = syngap.protect(model, known, anchors=4, **own, **options)
+        protection = syngap.protect(model, known, anchors=4, every=1, **own, **options)
     optimizer = protection.optimizer(base(model.parameters()))
     assert isinstance(optimizer, WrappedSynGAP)
     return protection, optimizer

@@ -61,7 +61,7 @@ def train(model: nn.Module, protection: Protection, steps: int = 5, lr: float = 
 def run(predict: Callable[[Net], Any] = lambda model: None) -> tuple[Net, Protection]:
     torch.manual_seed(2)  # dropout
     model = build()
-    protection = syngap.protect(model, KNOWN, predict=predict(model))
+    protection = syngap.protect(model, KNOWN, predict=predict(model), every=2)
     train(model, protection)
     return model, protection
 
@@ -92,16 +92,28 @@ def test_answers_that_take_more_memory_than_weights_are_not_stored(
         seen = []
         head.register_forward_hook(lambda *_, seen=seen: seen.append(1))
         assert teacher.room_for_answers(head) == size
-        protection = syngap.protect(head, torch.randn(count, 6), gate=False, anchors=count)
+        protection = syngap.protect(head, torch.randn(count, 6), gate=False, anchors=count, every=1)
         seen.clear()
         protection.loss()
         assert len(seen) == calls
 
 
+def test_answers_that_are_calculated_again_are_so_at_every_fourth_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for room, losses in ((1 << 20, [True] * 4), (0, [False, False, False, True])):
+        monkeypatch.setattr(teacher, "room_for_answers", lambda model, room=room: room)
+        model = build()
+        protection = syngap.protect(model, KNOWN)
+        with torch.no_grad():
+            model.head.weight.add_(torch.randn(model.head.weight.shape))
+        assert [bool(protection.loss() > 0) for _ in range(4)] == losses
+
+
 @pytest.mark.usefixtures("again")
 def test_the_model_is_as_it_was_after_each_answer() -> None:
     model = build()
-    protection = syngap.protect(model, KNOWN)
+    protection = syngap.protect(model, KNOWN, every=1)
     train(model, protection)
     held = {name: (value, value.clone()) for name, value in model.state_dict().items()}
     addresses = {name: value.data_ptr() for name, value in model.state_dict().items()}
@@ -125,7 +137,7 @@ def test_an_error_in_an_answer_leaves_the_weights_of_now() -> None:
         logits: Tensor = model(x)
         return logits
 
-    protection = syngap.protect(model, KNOWN, predict=predict)
+    protection = syngap.protect(model, KNOWN, predict=predict, every=1)
     train(model, protection)
     before, fails = copy.deepcopy(model.state_dict()), True
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -137,7 +149,7 @@ def test_an_error_in_an_answer_leaves_the_weights_of_now() -> None:
 def test_autocast_does_not_mix_the_weights_of_before_and_of_now() -> None:
     """It keeps weights in half precision for as long as its block lasts."""
     model = nn.Linear(6, 5)
-    protection = syngap.protect(model, KNOWN, gate=False, anchors=24)
+    protection = syngap.protect(model, KNOWN, gate=False, anchors=24, every=1)
     start = copy.deepcopy(model)
     with torch.no_grad():
         model.weight[0].add_(1.0)
@@ -155,7 +167,7 @@ def test_autocast_does_not_mix_the_weights_of_before_and_of_now() -> None:
 @pytest.mark.usefixtures("again")
 def test_a_layer_that_is_frozen_later_answers_as_before() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
-    protection = syngap.protect(model, KNOWN, gate=False, anchors=24)
+    protection = syngap.protect(model, KNOWN, gate=False, anchors=24, every=1)
     before = model(KNOWN).softmax(-1)
     train(model, protection)
     model[0].requires_grad_(False)
@@ -167,7 +179,7 @@ def test_a_layer_that_is_frozen_later_answers_as_before() -> None:
 def test_a_head_that_grew_is_compared_on_its_former_classes() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
-    protection = syngap.protect(model, KNOWN)
+    protection = syngap.protect(model, KNOWN, every=1)
     old, new = model[2], nn.Linear(8, 7)
     with torch.no_grad():
         new.weight[:5], new.bias[:5] = old.weight, old.bias
@@ -184,6 +196,6 @@ def test_a_head_that_grew_is_compared_on_its_former_classes() -> None:
 @pytest.mark.usefixtures("again")
 def test_a_part_that_came_later_answers_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
-    protection = syngap.protect(model, KNOWN, gate=False)
+    protection = syngap.protect(model, KNOWN, gate=False, every=1)
     model.append(nn.Linear(5, 5))
     assert protection.loss().item() == pytest.approx(0.0, abs=1e-6)

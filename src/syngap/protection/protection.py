@@ -39,6 +39,8 @@ __all__ = ["Protection", "protect"]
 CONSOLIDATION = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
+ANCHORS = 8
+EVERY = 4  # where each former answer takes a forward pass
 
 
 def protect(
@@ -53,8 +55,8 @@ def protect(
     rank: Rank | None = None,
     rotate: bool | None = None,
     batch_size: int = 8,
-    anchors: int = 8,
-    every: int = 1,
+    anchors: int = ANCHORS,
+    every: int | None = None,
     strength: float = 1.0,
     seed: int = 0,
     process_group: Group = "auto",
@@ -81,7 +83,8 @@ def protect(
             update. None is True for Adam and AdamW with complete bases, which learn faster so.
         batch_size: so many inputs at a time, to take importance; batches that are given stay whole.
         anchors: so many inputs a call of `loss`.
-        every: `loss` is zero but at every k-th call.
+        every: `loss` is zero but at every k-th call, where it counts k times: 1 takes more time,
+            and keeps a little more. None is 1 where former answers are stored, else 4.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
         process_group: the processes that train the model together, each of which calls this with
@@ -166,7 +169,7 @@ class Protection:
         options: dict[str, Any],
         rank: Rank | None,
         rotate: bool | None,
-        every: int,
+        every: int | None,
         strength: float,
         seed: int,
         process_group: Group,
@@ -174,7 +177,7 @@ class Protection:
     ) -> None:
         self.model, self._process_group = model, process_group
         self._options = options
-        self._rotate, self._every, self._strength, self._seed = rotate, every, strength, seed
+        self._rotate, self._strength, self._seed = rotate, strength, seed
         self._uses_teacher, self._interpolated = uses_teacher, 1.0
         self._optimizer: WrappedSynGAP | None = None
         self._drawn = 0
@@ -196,6 +199,7 @@ class Protection:
             )
             check_knowledge(self.known, model)
         self._teacher = Teacher(model, self._start, taught, predict)
+        self._every = every or (1 if self._teacher.stores else EVERY)
 
     # Training.
 
@@ -251,7 +255,8 @@ class Protection:
         self.calls = number + 1
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device)
-        return self._strength * self._teacher.loss(self._place(number // self._every))
+        weight = self._strength * self._every
+        return weight * self._teacher.loss(self._place(number // self._every))
 
     @property
     def calls(self) -> int:

@@ -31,7 +31,7 @@ def check_arguments(
     ambient: float,
     strength: float,
     anchors: int,
-    every: int,
+    every: int | None,
     batch_size: int,
     rank: Rank | None,
 ) -> None:
@@ -39,7 +39,8 @@ def check_arguments(
     check_number("consolidation", consolidation, "in (0, 1)", lambda value: 0 < value < 1)
     check_number("ambient", ambient, "in [0, 1)", lambda value: 0 <= value < 1)
     check_number("strength", strength, "above 0", lambda value: 0 < value < 1e30)
-    for name, value in (("anchors", anchors), ("every", every), ("batch_size", batch_size)):
+    counts = {"anchors": anchors, "batch_size": batch_size}
+    for name, value in (counts if every is None else counts | {"every": every}).items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number ≥ 1, got {value!r}")
     is_share = isinstance(rank, float) and 0 < rank <= 1

@@ -64,6 +64,11 @@ class Teacher:
                 self._stored = [first, *map(self._take, batches[1:])]
         reshard(model)
 
+    @property
+    def stores(self) -> bool:
+        """Whether former answers are stored, and not calculated again."""
+        return bool(self._stored)
+
     def loss(self, place: int) -> Tensor:
         """Return KL(before ‖ now) on one batch, with its graph."""
         before = self.before(place)
@@ -81,7 +86,7 @@ class Teacher:
     @torch.no_grad()
     def before(self, place: int) -> Answers:
         """Return what the model answered to one batch before training."""
-        if self._stored:
+        if self.stores:
             return self._stored[place]
         with in_eval_mode(self._model), self._start.in_model(self._model):
             prediction = self._asked(self.batches[place])

@@ -11,7 +11,7 @@ from syngap.bench.finetuning.methods.method import Method
 from syngap.bench.finetuning.setting import Setting
 from syngap.bench.options import Count, NonNegative, Positive, Proportion
 from syngap.protection import protect
-from syngap.protection.protection import AMBIENT, CONSOLIDATION
+from syngap.protection.protection import AMBIENT, ANCHORS, CONSOLIDATION
 
 __all__ = ["Protect"]
 
@@ -27,7 +27,7 @@ class Protect(Method):
         rotate: whether AdamW's state is along directions too; None chooses by rank.
         strength: of the teacher.
         anchors: so many a step for the teacher.
-        every: the teacher speaks at every k-th step.
+        every: the teacher takes part in every k-th step, and counts k times there; None chooses.
         **others: options of `Method`.
     """
 
@@ -42,8 +42,8 @@ class Protect(Method):
         rank: Count | Positive | Literal["full"] | None = None,
         rotate: bool | None = None,
         strength: NonNegative = 1.0,
-        anchors: Count = 8,
-        every: Count = 1,
+        anchors: Count = ANCHORS,
+        every: Count | None = None,
         **others: Any,
     ) -> None:
         super().__init__(setting, **others)
