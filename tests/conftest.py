@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             super().mark_test_complete(node, item_index, duration)
-            # After each test all of a worker's units are counted, so those that are done have to go.
+            # After each test all units of a worker are counted, so those that are done go.
             units = self.assigned_work[node]
             scope = self._split_scope(self.registered_collections[node][item_index])
             if all(units[scope].values()):
