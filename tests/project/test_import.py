@@ -7,6 +7,7 @@ import pytest
 
 import syngap
 
+pytestmark = pytest.mark.xdist_group("imports")  # one process is for all of them
 PROBE = """
 import json, sys
 
