@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
+# Many containers set it. The hundred processes of the tests would compile the package again each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test coverage lint docs results check-results package test-integrations test-avalanche bench bench-gpu clean
 

@@ -135,7 +135,7 @@ def test_experiments_that_there_are_not(
         ("stream: !!python/object:os.system {}\n", "bad.yaml, line 1: not YAML (could not"),
         ("a: *b\n", "bad.yaml, line 1: not YAML (found undefined alias"),
         ("a: !!timestamp x\n", "bad.yaml: not YAML"),
-        ("a: " + "[" * 5000, "bad.yaml: not YAML"),
+        ("a: " + "[" * 5000, "bad.yaml, line 1: not YAML (values nested too deep)"),
         ("a: b\n---\nc: d\n", "bad.yaml, line 2: not YAML (but found another document)"),
         ("a: \x00", "bad.yaml: not YAML"),
         (b"name: \xff\xfe", "bad.yaml: cannot be read (UnicodeDecodeError)"),

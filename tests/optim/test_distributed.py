@@ -887,9 +887,10 @@ def test_fsdp_refuses_directions_and_says_what_to_do(fsdp: Results) -> None:
 
 
 def tensor_parallel(make: Make, rank: int) -> Any:
-    model = parallelized()
+    model, idle = parallelized(), shard(build())
     optimizer = make(model)
     train(model, optimizer, None)
+    del idle  # until here: another model that FSDP2 shards and that has not run
     return outcome(optimizer)
 
 

@@ -1,29 +1,54 @@
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import syngap
 
+pytestmark = pytest.mark.xdist_group("imports")  # one process is for all of them
 PROBE = """
-import sys
+import json, sys
 
 def packages():
     return {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 
 import torch
 before = packages()
+import syngap
+said = {"offered": syngap.optim.Ballistic.__name__}
 from syngap import SynGAP
-print(*sorted(packages() - before))
+said["needed"] = sorted(packages() - before)
+import syngap.bench.reporting.page, syngap.bench.reporting.figures
+traced = ("syngap.bench.training", "matplotlib")
+said["for a report"] = [name for name in sys.modules if name.startswith(traced)]
+import syngap.bench.cli, syngap.bench.tuning.study
+said["for the command"] = sorted(packages())
+print(json.dumps(said))
 """
 
 
-def test_import_needs_torch_alone() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["syngap"]
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    """What imports brought along, one after the other in a new process."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def test_import_needs_torch_alone(imported: dict[str, Any]) -> None:
+    assert imported["needed"] == ["syngap"]
+
+
+def test_a_report_imports_no_training(imported: dict[str, Any]) -> None:
+    assert imported["for a report"] == []
+
+
+def test_the_command_does_not_import_optuna(imported: dict[str, Any]) -> None:
+    assert "typer" in imported["for the command"]
+    assert "optuna" not in imported["for the command"]
 
 
 def test_help_answers_without_torch() -> None:
@@ -34,12 +59,10 @@ def test_help_answers_without_torch() -> None:
     assert result.stdout.split()[-1] == "False"
 
 
-def test_what_is_offered_is_there() -> None:
+def test_what_is_offered_is_there(imported: dict[str, Any]) -> None:
     assert {"SynGAP", "plasticity", "__version__"} <= set(dir(syngap))
     assert syngap.SynGAP.__module__.startswith("syngap.optim")
-    probe = "import syngap; print(syngap.optim.Ballistic.__name__)"
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert result.stdout == "Ballistic\n", result.stderr
+    assert imported["offered"] == "Ballistic"
     with pytest.raises(AttributeError, match="no attribute 'SynGap'"):
         _ = syngap.SynGap  # type: ignore[attr-defined]
 

@@ -75,7 +75,7 @@ def every_of(name: str) -> int:
 def network(dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Sequential:
     """A small classifier, always with the same weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     return model.to(device=device, dtype=dtype)
 
@@ -92,7 +92,10 @@ def batch(step: int, like: Tensor | None = None, rows: int = 8) -> tuple[Tensor,
 def draws_of(step: int) -> Iterator[None]:
     """Let what is drawn inside depend on the step alone, and leave no trace."""
     with torch.random.fork_rng():
-        torch.manual_seed(step)
+        # Without a GPU, `torch.manual_seed` keeps the seed and a trace of the stack for one.
+        torch.default_generator.manual_seed(step)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(step)
         yield
 
 

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -185,32 +185,38 @@ def forked() -> Start:
     """Import all that a run needs, and return a function that starts one in a moment."""
     import torch
 
-    from syngap.bench import cli
     from syngap.bench.config.experiment import Experiment
     from syngap.bench.runner.plan import make_plan
 
     torch.set_num_threads(1)  # threads would not survive a fork
     make_plan(Experiment.from_mapping(experiment(list(METHODS), 0)), Path("never written"))
-    fork = multiprocessing.get_context("fork")
 
     def start(arguments: list[str], log: Path) -> int:
         sys.stdout.flush()
         if child := os.fork():
             os.setpgid(child, child)  # here as well as there: whoever comes first
             return child
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            with log.open("w") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-            multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
-            code = cli.main(arguments)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+        command(arguments, log)
 
     return start
+
+
+def command(arguments: list[str], log: Path) -> NoReturn:
+    """Be the command, with forked workers, in a process group of its own that writes to `log`."""
+    from syngap.bench import cli
+
+    fork = multiprocessing.get_context("fork")
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
+        code = cli.main(arguments)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def spawned(arguments: list[str], log: Path) -> int:

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def network(seed: int = 0) -> nn.Sequential:
     """A network with everything that makes it hard to go on: running averages, global chance."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return nn.Sequential(
             nn.Conv2d(1, 3, 3, stride=2),
             nn.BatchNorm2d(3),

@@ -142,7 +142,7 @@ class Network:
     def build(self, seed: int = 0) -> nn.Module:
         """Float32 values, so that the float32 and the float64 copies start from the same point."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             model = self.make()
             for layer in model.modules():
                 # Norms start at exactly one and zero, where several mistakes cannot be seen.

@@ -359,7 +359,7 @@ class Case:
     def make(self) -> tuple[nn.Module, Tensor | list[Batch]]:
         """Return a new model in float64 and its known inputs, the same at each call."""
         with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+            torch.default_generator.manual_seed(self.seed)
             model = self.build().double().eval()
             known = self.make_known()
             with torch.no_grad():

@@ -1,45 +1,34 @@
-"""Real data that the repository does not hold: unpacked once a test session, or a skip."""
+"""Real data that the repository does not hold: unpacked once, or a skip."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from checkout import ROOT
+from filelock import FileLock
 
 VARIABLE = "SYNGAP_SHARED"
 
 
-def unpacked(name: Literal["cifar100", "coil100", "core50"], tmp: pytest.TempPathFactory) -> Path:
+def unpacked(name: Literal["cifar100", "coil100", "core50"]) -> Path:
     """Return the folder into which the data set `name` was unpacked; skip where there is none.
 
-    Parallel test processes share it: one unpacks, the others wait.
+    It stays below build/: to write and remove 7,200 images takes longer than the tests of them.
     """
     script = _script(name)
-    base = tmp.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    target, claim, fresh = (base / f"realdata-{name}{end}" for end in ("", ".claim", ".fresh"))
-    deadline = time.monotonic() + 120
-    while not target.exists():
-        try:
-            claim.mkdir()
-        except FileExistsError:
-            if time.monotonic() > deadline:
-                pytest.fail(f"{claim} is held by a process that does not unpack {name}")
-            time.sleep(0.05)
-            continue
-        try:
-            if not target.exists():
-                subprocess.run([sys.executable, script, fresh, name], check=True)
-                fresh.rename(target)
-        finally:
-            claim.rmdir()
+    target, fresh = (ROOT / "build/realdata" / f"{name}{end}" for end in ("", ".fresh"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):  # one test process unpacks, the others wait
+        if not target.exists():
+            shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
+            subprocess.run([sys.executable, script, fresh, name], check=True)
+            fresh.rename(target)
     return target
 
 

@@ -156,6 +156,7 @@ def _set_aside(states: list[Any], units: list[Any], params: Sequence[Tensor]) ->
     room += [(state._state_ctx, "is_last_backward", True) for state in states]
     touched: dict[Any, None] = dict.fromkeys(params)
     for unit in units:
+        order = getattr(unit.comm_ctx, "post_forward_order", ())
         room += [
             (unit, "reduce_grads", True),
             (unit, "all_reduce_grads", True),
@@ -165,7 +166,7 @@ def _set_aside(states: list[Any], units: list[Any], params: Sequence[Tensor]) ->
             (unit, "_partial_reduce_output_layout", {}),
             (unit, "_post_backward_pending", False),
             (unit, "_post_forward_indices", list(unit._post_forward_indices)),
-            (unit.comm_ctx, "post_forward_order", list(unit.comm_ctx.post_forward_order)),
+            (unit.comm_ctx, "post_forward_order", [*order]),
         ]
         for member in unit.fsdp_params:
             if "unsharded_accumulated_grad" in vars(member):  # else the leaf has it
@@ -175,7 +176,7 @@ def _set_aside(states: list[Any], units: list[Any], params: Sequence[Tensor]) ->
         room.append((tensor, "grad", None))
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
             room.append((tensor, "_post_accumulate_grad_hooks", {}))
-    # Not every version of torch has all of these.
+    # Not every version of torch has all of these, nor has a model that has not run.
     room = [(owner, name, value) for owner, name, value in room if hasattr(owner, name)]
     held = []
     try:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 import torch
 from checkout import ROOT
 from filelock import FileLock
-from kill_often import members
+from kill_often import command, members
 from tiny import RESULTS, called, job, results, run_inline, state, tree, write_arrays, written
 from torch import nn
 
@@ -317,39 +317,39 @@ def test_weights_that_share_memory_are_kept(tmp_path: Path) -> None:
 LONG = (OFTEN, "seeds=[0, 1]", "stream={name: npz, path: data.npz, tasks: 2, batch: 1}")
 
 
-@contextmanager
-def started(folder: Path, *settings: str, workers: int = 2) -> Iterator[subprocess.Popen[str]]:
-    """`syngap run` with workers, in a process group of its own as a shell would start it."""
+STOPPED = ["Stopped. The same command with --resume goes on, in out."]
+
+
+def prepared(folder: Path, workers: int) -> list[str]:
+    """The arguments of a command that takes long enough to be stopped."""
     write_arrays(folder / "data.npz")  # read without scikit-learn, which takes long to import
-    command = ["run", written(folder, *settings), "--methods", "er", "--out", "out"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "syngap", *command, "--workers", str(workers)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A job in the background of a script ignores SIGINT, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        yield process
-    finally:
-        if members(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    command = ["run", written(folder, *LONG), "--methods", "er", "--out", "out"]
+    return [*map(str, command), "--workers", str(workers)]
 
 
-def until(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain; exit code {process.poll()}"
+        assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
 
 
-def learning(folder: Path) -> bool:
-    """Whether a run has begun and kept something."""
-    return bool(list((folder / "out/er-0/checkpoint").glob("step-*")))
+@contextmanager
+def ending(group: int | None) -> Iterator[int]:
+    """See that nothing is left of a process group that was stopped."""
+    assert group
+    try:
+        yield group
+        until(lambda: not members(group), seconds=20)
+    finally:
+        if members(group):
+            os.killpg(group, signal.SIGKILL)
+
+
+def command_in(folder: Path, arguments: list[str]) -> None:
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    command(arguments, folder / "log")
 
 
 @pytest.mark.slow
@@ -358,26 +358,30 @@ def learning(folder: Path) -> bool:
 def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
     stopped_by: str,
     workers: int,
+    quick_workers: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with started(tmp_path, *LONG, workers=workers) as process:
-        until(lambda: learning(tmp_path), process)
+    """Its processes are forked; the next test starts them from nothing."""
+    arguments = prepared(tmp_path, workers)
+    process = multiprocessing.get_context().Process(target=command_in, args=(tmp_path, arguments))
+    process.start()
+    with ending(process.pid) as group:
+        until(lambda: list((tmp_path / "out/er-0/checkpoint").glob("step-*")))
         if stopped_by == "Ctrl-C":
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(group, signal.SIGINT)
         else:
-            os.kill(process.pid, signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 130
-        until(lambda: not members(process.pid), process, seconds=20)
-    assert said.splitlines() == ["Stopped. The same command with --resume goes on, in out."]
+            os.kill(group, signal.SIGTERM)
+        process.join(60)
+        assert process.exitcode == 130
+    assert (tmp_path / "log").read_text().splitlines() == STOPPED
     assert state(tmp_path / "out/er-0") == "running"
 
     monkeypatch.setattr(engine, "run_local", run_inline)
     monkeypatch.chdir(tmp_path)
-    command = ["run", "tiny.yaml", "--methods", "er", "--out", "out", "--resume"]
-    assert called(capsys, *command, "--seeds", 0)[0] == 0
+    resumed = ["run", "tiny.yaml", "--methods", "er", "--out", "out", "--resume"]
+    assert called(capsys, *resumed, "--seeds", 0)[0] == 0
     run_here(job(tmp_path / "whole", *LONG))
     assert results(tmp_path / "out/er-0") == results(tmp_path / "whole")
 
@@ -385,17 +389,26 @@ def test_ctrl_c_leaves_what_can_be_resumed_and_says_how(
 @pytest.mark.slow
 @needs_proc
 def test_ctrl_c_while_workers_start_is_as_quiet(tmp_path: Path) -> None:
-    with started(tmp_path, *LONG) as process:
-        until(lambda: len(members(process.pid)) >= 4, process)  # itself, a tracker, two workers
+    process = subprocess.Popen(
+        [sys.executable, "-m", "syngap", *prepared(tmp_path, workers=2)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, as a shell would start it
+        # A job in the background of a script ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process, ending(process.pid) as group:
+        until(lambda: len(members(group)) >= 4)  # itself, a tracker, two workers
         time.sleep(0.3)  # they import torch
-        for worker in set(members(process.pid)) - {process.pid}:
+        for worker in set(members(group)) - {group}:
             os.kill(worker, signal.SIGINT)  # before their parent, or it might be the faster
         time.sleep(0.3)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(group, signal.SIGINT)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 130
-        until(lambda: not members(process.pid), process, seconds=20)
-    assert said.splitlines() == ["Stopped. The same command with --resume goes on, in out."]
+    assert said.splitlines() == STOPPED
 
 
 def test_a_worker_ends_with_the_process_that_started_it(

@@ -26,9 +26,9 @@ LABELS = {"ER", "Joint"}
 
 
 @pytest.fixture(scope="module")
-def coil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def coil() -> Path:
     """The folder around coil100."""
-    return unpacked("coil100", tmp_path_factory)
+    return unpacked("coil100")
 
 
 def coil_as_core50(coil: Path, root: Path) -> None:

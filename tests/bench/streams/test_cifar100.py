@@ -107,10 +107,8 @@ def test_layouts_give_identical_tasks(
     assert all(same(first, other) for other in others)
 
 
-def test_real_layouts_give_identical_tasks(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    real = unpacked("cifar100", tmp_path_factory) / "cifar-100-binary"
+def test_real_layouts_give_identical_tasks(tmp_path: Path) -> None:
+    real = unpacked("cifar100") / "cifar-100-binary"
     train, test = (
         np.fromfile(real / f"{name}.bin", np.uint8, 4000 * 3074).reshape(-1, 3074)
         for name in ("train", "test")
@@ -120,8 +118,8 @@ def test_real_layouts_give_identical_tasks(
     assert same(cifar100(1, tmp_path), cifar100(1, tmp_path / "other"))
 
 
-def test_all_of_the_real_one_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
-    tasks = cifar100(0, unpacked("cifar100", tmp_path_factory), labels="superclasses")
+def test_all_of_the_real_one_is_read() -> None:
+    tasks = cifar100(0, unpacked("cifar100"), labels="superclasses")
     assert torch.bincount(tasks.train.labels).tolist() == [2500] * 20
     assert torch.bincount(tasks.train.task).tolist() == [10_000] * 5
     assert torch.bincount(tasks.test.task).tolist() == [2000] * 5

@@ -61,10 +61,8 @@ def test_the_first_step_is_fixed_and_the_seed_permutes_the_others() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_the_official_lists_give_the_official_counts(
-    seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    root = unpacked("core50", tmp_path_factory)
+def test_the_official_lists_give_the_official_counts(seed: int) -> None:
+    root = unpacked("core50")
     train, test = (
         (root / f"{name}_filelist.txt").read_text().splitlines() for name in ("train", "test")
     )
@@ -132,8 +130,8 @@ def test_the_split_by_frame_tests_every_fourth_of_each_session(tmp_path: Path) -
     }
 
 
-def test_the_real_frames_are_read(tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = unpacked("core50", tmp_path_factory)
+def test_the_real_frames_are_read() -> None:
+    root = unpacked("core50")
     tasks = partial(0, root, size=128)
     assert (len(tasks.train.labels), len(tasks.test.labels)) == (70, 20)
     assert isinstance(tasks.train.samples, ImageFiles)

@@ -158,8 +158,8 @@ def test_trees_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
         folder(0, root, path=".", tasks=1)
 
 
-def test_a_turntable_is_read(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    real = unpacked("coil100", tmp_path_factory) / "coil100"
+def test_a_turntable_is_read(tmp_path: Path) -> None:
+    real = unpacked("coil100") / "coil100"
     for number in range(1, 101, 5):  # a fifth, for time
         (tmp_path / f"obj{number}").symlink_to(real / f"obj{number:03d}")
     tasks = folder(0, tmp_path, path=".", tasks=10)

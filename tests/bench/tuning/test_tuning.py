@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -442,14 +441,6 @@ def test_without_optuna_one_line_says_how_to_get_it(
     assert code == 2
     assert said.endswith("pip install 'syngap[tune]' brings it\n")
     assert len(said.splitlines()) == 1
-
-
-def test_the_command_line_does_not_import_optuna() -> None:
-    probe = (
-        "import sys, syngap.bench.cli, syngap.bench.tuning.study; print('optuna' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert result.stdout == "False\n", result.stderr
 
 
 # The sampler --------------------------------------------------------------------------------------

@@ -82,6 +82,13 @@ def reading(path: Path) -> Iterator[None]:
 class BoundedLoader(yaml.SafeLoader):
     """YAML that stands for no more than it can be worth, whatever its aliases multiply."""
 
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """Refuse a bracket that is too deep when it is met: to look for its end is quadratic."""
+        if self.flow_level > DEEPEST:
+            mark = self.get_mark()
+            raise yaml.scanner.ScannerError(None, None, "values nested too deep", mark)
+        super().fetch_flow_collection_start(token)
+
     def get_single_node(self) -> yaml.Node | None:
         """Return the document, having counted what it stands for."""
         node: yaml.Node | None = super().get_single_node()
