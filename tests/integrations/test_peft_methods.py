@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from finetuned import setting
-from torch import Tensor
 
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import methods
+from syngap.bench.finetuning.language_setting import LanguageSetting
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.models.causal_lm import causal_lm
 from syngap.bench.finetuning.models.language_model import share_nothing
-from syngap.bench.finetuning.setting import Anchors, Setting
+from syngap.bench.finetuning.setting import Anchors, Batch
 from syngap.bench.finetuning.texts.python import python_texts
 from syngap.bench.training.checkpoint import pack, unpack
 
@@ -28,12 +28,12 @@ OPTIONS: dict[str, dict[str, Any]] = {"lora": {"rank": 2}, "osf": {}, "corda": {
 each = pytest.mark.parametrize("name", OPTIONS)
 
 
-def make(name: str, of: Setting) -> Any:
+def make(name: str, of: LanguageSetting) -> Any:
     return methods.registry.get(name)(of, lr=0.01, **OPTIONS[name])
 
 
-def windows(of: Setting, step: int = 0) -> Tensor:
-    return of.draw(of.new, 2, f"batch {step}")
+def windows(of: LanguageSetting, step: int = 0) -> Batch:
+    return of.batch(2, f"batch {step}")
 
 
 @each
@@ -51,9 +51,9 @@ def test_adapters_begin_at_the_start_and_merged_weights_predict_what_they_do(nam
     interpolate(merged, of.start, method.weights(), 1.0)
     tokens = of.anchors
     with torch.no_grad():
-        told, found = of.logits(method.model.eval(), tokens), of.logits(merged, tokens)
+        told, found = of.predict(method.model.eval(), tokens), of.predict(merged, tokens)
     torch.testing.assert_close(found, told, rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(found, of.logits(of.start, tokens), atol=1e-3)
+    assert not torch.allclose(found, of.predict(of.start, tokens), atol=1e-3)
 
 
 @each
@@ -114,18 +114,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_of_transformers_is_tuned_from_its_folder(folder: Path, name: str) -> None:
     texts = python_texts(None, characters=4000)
     making = Making(texts, 0, torch.device("cpu"), folder.parent, share_nothing)
-    of = Setting(
+    of = LanguageSetting(
         causal_lm(making, folder="llama", context=16), making, anchors=Anchors(count=4), windows=4
     )
     assert of.anchors.shape == (4, 16)
-    assert windows(of)[:, 0].tolist() == [0, 0]  # the token that begins a text
+    assert windows(of)[0][:, 0].tolist() == [0, 0]  # the token that begins a text
     method = methods.registry.get(name)(of, **OPTIONS.get(name, {}))
-    before = of.evaluate(of.start)["rot13"]
+    before = of.evaluate(of.start).new
     for step in range(5):
         method.step(windows(of, step))
     assert list(method.weights()) == [key for key, _ in of.start.named_parameters()]
     interpolate(of.start, of.start, method.weights(), 1.0)
-    assert sum(of.evaluate(of.start)["rot13"]) < sum(before)
+    assert sum(of.evaluate(of.start).new) < sum(before)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
