@@ -23,6 +23,7 @@ from syngap.bench.finetuning.point import Point
 from syngap.bench.finetuning.setting import Anchors
 from syngap.bench.finetuning.texts import Texts
 from syngap.bench.finetuning.texts.python import python_texts
+from syngap.bench.options import Count
 
 __all__ = [
     "EXPERIMENT",
@@ -97,7 +98,7 @@ class TinyEncoder(nn.Module):
         return normalize((states * mask).sum(1) / mask.sum(1), dim=1)
 
 
-def tiny_encoder(making: Making[Texts], *, context: int = 16) -> Encoder:
+def tiny_encoder(making: Making[Texts], *, context: Count = 16) -> Encoder:
     """Return an encoder with random weights that sees the first bytes of a text."""
     torch.manual_seed(0)
 
@@ -155,7 +156,7 @@ def tiny_images(data: object = None) -> Images:
     return Images(some(20, 2), some(12, 2), 2, some(8, 3), old)
 
 
-def classifier_setting(*, anchors: int = 4, windows: int = 4) -> ClassifierSetting:
+def classifier_setting(*, anchors: int = 8, windows: int = 4) -> ClassifierSetting:
     """Return a setting with a tiny classifier that learns two classes."""
     making = Making(tiny_images(), 0, torch.device("cpu"), None, share_nothing)
     given = Anchors(source="images", count=anchors)

@@ -18,8 +18,8 @@ __all__ = ["CrispEdit", "free_directions"]
 class CrispEdit(Method):
     """AdamW on G ← L (M ⊙ Lᵀ G R) Rᵀ, where M is 0 along important directions and else 1.
 
-    As in the paper, the gradient is projected and not Adam's update, and matrices alone learn, and a
-    new head. Directions are ordered by importance in the eigenbasis, in place of products of
+    As in the paper, the gradient is projected and not Adam's update, and matrices alone learn, and
+    a new head. Directions are ordered by importance in the eigenbasis, in place of products of
     eigenvalues.
 
     Args:

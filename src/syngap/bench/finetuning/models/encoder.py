@@ -63,8 +63,10 @@ def sentence_encoder(
         raise UserError(f"folder: there is no folder {place}; --data says where models are")
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
     model = transformers.AutoModel.from_pretrained(
-        place, dtype=torch.float32, local_files_only=True, add_pooling_layer=False
+        place, dtype=torch.float32, local_files_only=True
     )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # for another task: embeddings do not depend on it
     padding = tokenizer.pad_token_id
     if padding is None:
         raise UserError(f"folder: the tokenizer in {place} has no token for padding")
