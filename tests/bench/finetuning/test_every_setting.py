@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from finetuned import EXPERIMENT, classifier_setting, encoder_setting
 from torch import nn
 
@@ -307,3 +308,13 @@ def test_statistics_of_batch_norms_stay_those_of_the_start() -> None:
         if isinstance(module, nn.BatchNorm2d):
             assert not module.training
             assert torch.equal(module.running_mean, torch.zeros(6))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["minilm", "efficientnet"])
+def test_experiments_for_a_gpu_can_be_read(name: str) -> None:
+    path = Path(__file__).parents[3] / "research" / "finetuning" / f"{name}.yaml"
+    if not path.parent.is_dir():
+        pytest.skip("research is not part of the package")
+    of = parse_experiment(yaml.safe_load(path.read_text("utf-8")))
+    assert isinstance(of, FinetuningExperiment)
+    assert {len(of.select([row], [0]).runs()) for row in of.methods} == {4}
