@@ -109,7 +109,7 @@ def run(
 
     Args:
         experiment: the name of one that ships, a YAML file, or what such a file holds; of a stream,
-            or of fine-tuning, which has `texts` in place of `stream`.
+            or of fine-tuning, which has `texts`, `pairs` or `images` in place of `stream`.
         settings: changes of it, such as "stream.epochs=2".
         methods: rows of it; None is all.
         seeds: in place of its own.

@@ -27,6 +27,7 @@ from syngap.bench.finetuning import models
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
+from syngap.bench.finetuning.setting import Batch
 from syngap.bench.finetuning.texts import Question
 from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.finetuning.comparison import compare_methods
@@ -172,9 +173,9 @@ def test_a_killed_run_resumes_to_the_same_bits(
     steps: list[int] = []
     step = Method.step
 
-    def counted(self: Method, windows: torch.Tensor, warmup: float = 1.0) -> None:
+    def counted(self: Method, batch: Batch, warmup: float = 1.0) -> None:
         steps.append(self.steps)
-        step(self, windows, warmup)
+        step(self, batch, warmup)
 
     monkeypatch.setattr(Method, "step", counted)
     run_all(tmp_path / "killed", of)

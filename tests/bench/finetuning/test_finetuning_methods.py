@@ -31,6 +31,7 @@ from syngap.bench.finetuning.methods.protect import Protect
 from syngap.bench.finetuning.methods.replay import Replay
 from syngap.bench.finetuning.methods.sgd import SGD
 from syngap.bench.finetuning.methods.teacher import Teacher
+from syngap.bench.finetuning.setting import Batch
 from syngap.bench.training.checkpoint import pack, unpack
 from syngap.optim.scores import sample_labels
 
@@ -42,9 +43,8 @@ FEW = {  # rows a step, so that it matters which they are
 HERE = [name for name in methods.registry.names() if name not in NEED_PEFT]
 
 
-def windows(step: int = 0) -> Tensor:
-    found = setting()
-    return found.draw(found.new, 2, f"batch {step}")
+def windows(step: int = 0) -> Batch:
+    return setting().batch(2, f"batch {step}")
 
 
 def moved(method: Method) -> Method:
@@ -324,17 +324,18 @@ def is_part(window: Tensor, text: Tensor) -> bool:
 def test_replay_replaces_windows_by_old_text_with_the_probability() -> None:
     of = setting()
     none, every, half = (Replay(of, share=share) for share in (0.0, 1.0, 0.5))
-    assert torch.equal(none.mixed(windows()), windows())
-    assert all(is_part(window, of.old) for window in every.mixed(windows()))
-    many = windows().repeat(200, 1)
-    mixed = half.mixed(many)
+    (few,) = windows()
+    assert torch.equal(none.mixed((few,))[0], few)
+    assert all(is_part(window, of.old) for window in every.mixed((few,))[0])
+    many = few.repeat(200, 1)
+    (mixed,) = half.mixed((many,))
     kept = (mixed == many).all(1)
     assert 150 < int(kept.sum()) < 250
     assert all(is_part(window, of.old) for window in mixed[~kept])
-    whole = every.mixed(many)
+    (whole,) = every.mixed((many,))
     half.steps = every.steps = 1
-    assert not torch.equal((half.mixed(many) == many).all(1), kept)
-    assert not torch.equal(every.mixed(many), whole)
+    assert not torch.equal((half.mixed((many,))[0] == many).all(1), kept)
+    assert not torch.equal(every.mixed((many,))[0], whole)
 
 
 def test_anchors_are_own_samples_or_old_text() -> None:

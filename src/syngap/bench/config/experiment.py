@@ -38,6 +38,7 @@ from syngap.bench.config.values import (
 )
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.finetuning.methods import registry as finetuning_methods
+from syngap.bench.finetuning.model_tasks import TASKS, task_in
 from syngap.bench.options import checked, defaults, named, shown, signature
 from syngap.bench.streams import Stream
 
@@ -173,7 +174,7 @@ def with_earlier_defaults(written: Mapping[str, Any]) -> dict[str, Any]:
     refreshed seldom was so from the first step on.
     """
     then = dict(written)
-    if "texts" in written:  # fine-tuning: it had no other defaults yet
+    if task_in(written):  # fine-tuning: it had no other defaults yet
         return then
     if isinstance(model := written.get("model"), dict) and model.get("name") == "cnn":
         then["model"] = {"norm": "none", **model}
@@ -286,13 +287,13 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
-            if depth == 0 and key in ("stream", "texts", "model") and isinstance(inner, str):
+            if depth == 0 and key in ("stream", *TASKS, "model") and isinstance(inner, str):
                 inner = {"name": inner}
             place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
             place = place[key]
         place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
-        registry = finetuning_methods if "texts" in given else methods.registry
+        registry = finetuning_methods if task_in(given) else methods.registry
         rows = mapping_of(changed["methods"], "methods")
         _check_rows(rows, given.get("methods"), registry.names())
     return changed

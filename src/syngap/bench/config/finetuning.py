@@ -8,7 +8,8 @@
     methods: {adamw: {lr: [0.001, 0.003]}, ewc: {lr: 0.003, strength: [10.0, 100.0]}}
     seeds: [0, 1]
 
-`texts` in place of `stream` says that it is one. An option with a list of values is tried with each
+`texts` in place of `stream` says that it is one, of language models; `pairs` is one of encoders and
+`images` one of classifiers. An option with a list of values is tried with each
 of them; a method's trials are all combinations, and every method has as many.
 """
 
@@ -27,7 +28,8 @@ from syngap.bench.config.formats import FORMAT, check_format
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.config.values import mapping_of, name_of, options_of, part_of, seeds_in
 from syngap.bench.errors import UserError, nearest
-from syngap.bench.finetuning import methods, models, texts
+from syngap.bench.finetuning import methods
+from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
 from syngap.bench.finetuning.setting import Anchors, Precision
 from syngap.bench.options import (
     Count,
@@ -55,7 +57,7 @@ __all__ = [
 Shares: TypeAlias = Annotated[
     tuple[Share, ...], MinLen(1), Says("a list of numbers between 0 and 1")
 ]
-_KEYS = ("name", "texts", "model", "anchors", "training", "methods", "seeds")
+_KEYS = ("model", "anchors", "training", "methods", "seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,12 @@ class FinetuningTraining:
 
     Args:
         steps: of every trial.
-        batch: windows a step.
+        batch: windows, pairs or images a step.
         warmup: steps in which the learning rate rises.
         evaluations: how many, evenly spread over the steps.
         shares: of the way from the start to the trained weights, at which each is evaluated
             (WiSE-FT); 1 is the weights as trained.
-        windows: of each half of a test text.
+        windows: of each half of a test text; pairs, or at most so many images.
         device: "auto" is the GPU where there is one.
         precision: "fp32", or "bf16" for the forward pass.
         threads: CPU threads of a run, on which its last bits depend.
@@ -113,7 +115,8 @@ class FinetuningRun:
         family: the row of the table that the trial belongs to.
         row: the trial: the family, and the values that are its own.
         seed: of everything that is random.
-        texts: what is learned and kept.
+        task: "texts", "pairs" or "images".
+        source: what is learned and kept.
         model: what is tuned.
         anchors: by which methods remember what it knows.
         training: how long, and how it is evaluated.
@@ -124,7 +127,8 @@ class FinetuningRun:
     family: str
     row: str
     seed: int
-    texts: Component
+    task: str
+    source: Component
     model: Component
     anchors: Anchors
     training: FinetuningTraining
@@ -147,7 +151,7 @@ class FinetuningRun:
             "family": self.family,
             "row": self.row,
             "seed": self.seed,
-            "texts": self.texts.as_mapping(),
+            self.task: self.source.as_mapping(),
             "model": self.model.as_mapping(),
             "anchors": asdict(self.anchors),
             "training": self.training.as_mapping(),
@@ -156,9 +160,10 @@ class FinetuningRun:
 
     def complete(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a run's folder says, with newer options at their defaults."""
+        task = TASKS[self.task]
         added = {
-            "texts": defaults(texts.registry.get(self.texts.name)),
-            "model": defaults(models.registry.get(self.model.name)),
+            self.task: defaults(task.sources.get(self.source.name)),
+            "model": defaults(task.models.get(self.model.name)),
             "anchors": asdict(Anchors()),
             "training": FinetuningTraining().as_mapping(),
             "method": defaults(methods.registry.get(self.method.name)),
@@ -175,7 +180,8 @@ class FinetuningExperiment:
     """A complete, checked experiment; a list among a method's options is tried value by value."""
 
     name: str
-    texts: Component
+    task: str
+    source: Component
     model: Component
     anchors: Anchors
     training: FinetuningTraining
@@ -187,21 +193,24 @@ class FinetuningExperiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
         given = mapping_of(given, "the configuration")
         check_format(given, "the configuration")
+        task = task_in(given) or TASKS["texts"]
+        keys = ("name", task.key, *_KEYS)
         for key in given:
-            if key not in (*_KEYS, "format"):
-                hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
+            if key not in (*keys, "format"):
+                hint = nearest(str(key), keys) or f"; there are {', '.join(keys)}"
                 raise UserError(f"{named(key)}: unknown option{hint}")
-        for key in ("texts", "model", "methods"):
+        for key in (task.key, "model", "methods"):
             if not given.get(key):
                 raise UserError(f"{key}: missing")
         rows = mapping_of(given["methods"], "methods")
         experiment = cls(
             name=name_of(given.get("name", "experiment"), "name"),
-            texts=_part(given["texts"], "texts", texts.registry),
-            model=_part(given["model"], "model", models.registry),
-            anchors=_options(Anchors, given.get("anchors"), "anchors"),
+            task=task.key,
+            source=_part(given[task.key], task.key, task.sources),
+            model=_part(given["model"], "model", task.models),
+            anchors=_anchors(given.get("anchors"), task),
             training=_options(FinetuningTraining, given.get("training"), "training"),
-            methods={name_of(row, "methods"): _method(row, rows[row]) for row in rows},
+            methods={name_of(row, "methods"): _method(row, rows[row], task) for row in rows},
             seeds=seeds_in(given.get("seeds", [0])),
         )
         _check_equal_trials(experiment.methods)
@@ -223,7 +232,7 @@ class FinetuningExperiment:
         return {
             "format": FORMAT,
             "name": self.name,
-            "texts": self.texts.as_mapping(),
+            self.task: self.source.as_mapping(),
             "model": self.model.as_mapping(),
             "anchors": asdict(self.anchors),
             "training": self.training.as_mapping(),
@@ -242,7 +251,8 @@ class FinetuningExperiment:
                 family,
                 row,
                 seed,
-                self.texts,
+                self.task,
+                self.source,
                 self.model,
                 self.anchors,
                 self.training,
@@ -260,7 +270,7 @@ AnyRunConfig: TypeAlias = RunConfig | FinetuningRun
 
 def parse_experiment(given: Any) -> AnyExperiment:
     """Return the experiment that a YAML file describes, of whichever kind it is."""
-    is_finetuning = isinstance(given, dict) and "texts" in given
+    is_finetuning = isinstance(given, dict) and task_in(given) is not None
     return (FinetuningExperiment if is_finetuning else Experiment).from_mapping(given)
 
 
@@ -293,16 +303,30 @@ def _options(kind: Any, given: Any, path: str) -> Any:
     return kind(**checked(options_of(given, path), signature(kind), path))
 
 
-def _method(row: Any, given: Any) -> Component:
+def _anchors(given: Any, task: ModelTask) -> Anchors:
+    options = {"source": task.anchors[0], **options_of(given, "anchors")}
+    anchors: Anchors = _options(Anchors, options, "anchors")
+    if anchors.source not in task.anchors:
+        raise UserError(
+            f"anchors.source: got {shown(anchors.source)}, and with {task.key} there is "
+            f"{' or '.join(map(shown, task.anchors))}"
+        )
+    return anchors
+
+
+def _method(row: Any, given: Any, task: ModelTask) -> Component:
     """Return the method of a row, complete, each value of a list checked by itself."""
     given = dict(options_of(given, f"methods.{row}"))
     name = given.pop("method", row)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
     try:
-        allowed = signature(methods.registry.get(name))
+        kind = methods.registry.get(name)
+        allowed = signature(kind)
     except UserError as error:
         raise UserError(f"methods.{row}: {error}") from error
+    if reason := getattr(kind, "refused", {}).get(task.key):
+        raise UserError(f"methods.{row}: {reason}; leave it out where there are {task.key}")
     lists = {option: values for option, values in given.items() if isinstance(values, list)}
     first = {option: values[0] for option, values in lists.items() if values}
     options = checked({**given, **first}, allowed, f"methods.{row}")

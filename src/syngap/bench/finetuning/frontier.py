@@ -46,14 +46,20 @@ def best_new_loss(points: Sequence[Point]) -> float:
     return fmean(point.new[1 - half] for half, point in enumerate(chosen))
 
 
-def exact_match(points: Sequence[Point]) -> float | None:
-    """Return the share of exact answers where the new loss is lowest, chosen and judged alike."""
+def exact_match(points: Sequence[Point], kind: str | None = None) -> float | None:
+    """Return the share of right answers where the new loss is lowest, chosen and judged alike.
+
+    Args:
+        points: of a method.
+        kind: of old data; None is what is learned.
+    """
     found = []
     for half in (0, 1):
         point = min(points, key=lambda point: point.new[half])
-        if point.exact is None:
+        exact = point.exact if kind is None else (point.old_exact or {}).get(kind)
+        if exact is None:
             return None
-        found.append(point.exact[1 - half])
+        found.append(exact[1 - half])
     return fmean(found)
 
 

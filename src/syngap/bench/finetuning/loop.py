@@ -1,10 +1,10 @@
-"""One run: set up a method, learn the new text, evaluate along the way."""
+"""One run: set up a method, learn what is new, evaluate along the way."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +36,7 @@ class Journal(Protocol):
 class Clock:
     """Adds up the time spent inside `with clock:`, and the largest memory of a GPU there.
 
-    What is in that memory when the clock is made, the start and the texts, does not count.
+    What is in that memory when the clock is made, the start and the data, does not count.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,11 +75,11 @@ def train(
     the own samples that it uses. Killed and called again, it gives the same bits.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         make: the method, from the start.
         journal: is told of points and states.
         steps: in all.
-        batch: windows a step.
+        batch: examples a step.
         warmup: steps in which the rate rises.
         evaluations: how many, evenly spread over the steps.
         shares: of the way from the start to the trained weights, at which it is evaluated.
@@ -96,17 +96,17 @@ def train(
     clock.seconds += setting.shared_seconds - setting.got_seconds
 
     def measure(step: int, share: float, model: nn.Module) -> Point:
-        losses = setting.evaluate(model)
-        *old, new = losses
+        found = setting.evaluate(model)
         return Point(
             step,
             share,
-            losses[new],
-            {kind: losses[kind] for kind in old},
+            found.new,
+            found.old,
             round(clock.seconds, 3),
             round(setup, 3),
             clock.memory,
-            setting.exact_match(model),
+            found.exact,
+            found.old_exact,
         )
 
     if state is None:
@@ -119,12 +119,11 @@ def train(
     looks = {round(steps * look / evaluations) for look in range(1, evaluations + 1)} - {0}
     for step in range(done + 1, steps + 1):
         with clock:
-            windows = setting.draw(setting.new, batch, f"batch {step}")
-            method.step(windows, min(1.0, step / max(1, warmup)))
+            method.step(setting.batch(batch, f"batch {step}"), min(1.0, step / max(1, warmup)))
         if step in looks:
             trained, evaluated = method.weights(), copy.deepcopy(setting.start)
             for share in shares:
-                interpolate(evaluated, setting.start, trained, share)
+                interpolate(evaluated, setting.start, trained, share, setting.new_parameters)
                 journal.record_point(measure(step, share, evaluated))
             del trained, evaluated  # so that they do not count as the method's memory
         if journal.advance(step) and step < steps:
@@ -142,14 +141,27 @@ def train(
 
 def _warm_up(setting: Setting, batch: int) -> None:
     """Take a step with a copy, so that the first run of a process is timed like the others."""
-    Method(setting).step(setting.draw(setting.new, batch, "warm-up"))
+    Method(setting).step(setting.batch(batch, "warm-up"))
 
 
 @torch.no_grad()
 def interpolate(
-    model: nn.Module, start: nn.Module, trained: Mapping[str, Tensor], share: float
+    model: nn.Module,
+    start: nn.Module,
+    trained: Mapping[str, Tensor],
+    share: float,
+    whole: Collection[str] = (),
 ) -> None:
-    """Give a model the weights start + share · (trained - start), as in WiSE-FT."""
+    """Give a model the weights start + share · (trained - start), as in WiSE-FT.
+
+    Args:
+        model: that is given them.
+        start: the model before training.
+        trained: weights by name.
+        share: of the way.
+        whole: names of weights that are taken as trained, as those of a new head.
+    """
     before = dict(start.named_parameters())
     for name, param in model.named_parameters():
-        param.copy_(torch.lerp(before[name], trained[name].to(before[name]), share))
+        way = 1.0 if name in whole else share
+        param.copy_(torch.lerp(before[name], trained[name].to(before[name]), way))

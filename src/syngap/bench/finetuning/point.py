@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["Halves", "Point"]
 
 Halves = tuple[float, float]
-"""A loss on each half of a test text."""
+"""A number on each half of the test data."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class Point:
     Args:
         step: after which it was made; 0 is the start.
         share: of the way from the start to the weights at this step; 1 is the weights as trained.
-        new: mean loss on the text that is learned, on each half of its test part.
-        old: likewise on the old texts, by kind; that of the anchors first.
+        new: mean loss on what is learned, on each half of its test part.
+        old: what is kept of old data, by kind, that of the anchors first: a loss, or for encoders
+            how far similarities changed.
         seconds: of set-up and training until then.
         setup: seconds of these that went before the first step.
         memory: largest number of bytes on the GPU until then, beside the start; 0 on a CPU.
-        exact: share of the questions that are answered exactly, on each half; None without any.
+        exact: share of right answers on what is learned, on each half; None without any.
+        old_exact: likewise on the old data, by kind.
     """
 
     step: int
@@ -36,6 +38,7 @@ class Point:
     setup: float
     memory: int
     exact: Halves | None = None
+    old_exact: Mapping[str, Halves] | None = None
 
     @classmethod
     def from_mapping(cls, found: Mapping[str, Any]) -> Point:
@@ -47,18 +50,32 @@ class Point:
             raise ValueError(f"step {step}: a share of {share!a:.80}")
         old = {kind: _halves(losses) for kind, losses in found["old"].items()}
         if not old or not all(kind.isprintable() for kind in old):
-            raise ValueError(f"step {step} without losses on old text")
+            raise ValueError(f"step {step} without losses on old data")
         seconds, setup = _number(found["seconds"]), _number(found["setup"])
         if not 0 <= setup <= seconds < math.inf:
             raise ValueError(f"step {step} without its seconds")
         exact = None if found.get("exact") is None else _halves(found["exact"])
-        return cls(step, float(share), _halves(found["new"]), old, seconds, setup, memory, exact)
+        right = found.get("old_exact")
+        if right is not None and list(right) != list(old):
+            raise ValueError(f"step {step}: right answers of other kinds than losses")
+        return cls(
+            step,
+            float(share),
+            _halves(found["new"]),
+            old,
+            seconds,
+            setup,
+            memory,
+            exact,
+            None if right is None else {kind: _halves(shares) for kind, shares in right.items()},
+        )
 
     def as_mapping(self) -> dict[str, Any]:
         """Return what a line holds."""
         found = asdict(self)
-        if self.exact is None:
-            del found["exact"]
+        for name in ("exact", "old_exact"):
+            if found[name] is None:
+                del found[name]
         return found
 
     @property

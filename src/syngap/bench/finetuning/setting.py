@@ -1,28 +1,26 @@
-"""What every method of a run is given: the model, windows of text, anchors, the old text."""
+"""What every method and the loop need of a run: a model, batches, anchors, and what to measure."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.distributions import Distribution
 
-from syngap.bench import seeds
 from syngap.bench.errors import UserError
-from syngap.bench.finetuning.models import LanguageModel, Making
 from syngap.bench.finetuning.point import Halves
-from syngap.bench.finetuning.texts import Question
 from syngap.bench.options import Count
-from syngap.protection import own_samples
 
-__all__ = ["Anchors", "Precision", "Setting"]
+__all__ = ["TEST_BATCH", "Anchors", "Batch", "Measured", "Precision", "Setting"]
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
-TEST_BATCH = 64  # windows
+Batch: TypeAlias = tuple[Tensor, ...]
+"""Tensors with a row for each example: windows of text, two texts, or images and labels."""
+TEST_BATCH = 64  # examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,177 +28,89 @@ class Anchors:
     """The options of `anchors`: unlabelled inputs by which methods remember what a model knows.
 
     Args:
-        source: "own" samples of the model, or "text" of the kind that the task says is known.
+        source: "own" samples of a language model, "text" of the kind that the task says is known,
+            or known "images". Left out, it is the first that the task has.
         count: how many.
     """
 
-    source: Literal["own", "text"] = "own"
+    source: Literal["own", "text", "images"] = "own"
     count: Count = 256
 
 
-class Setting:
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation of a model finds; each number on both halves of the test data.
+
+    Args:
+        new: the loss on what is learned.
+        old: what is kept of each old kind, that of the anchors first; lower is better, and its
+            rise from the start is forgetting.
+        exact: share of right answers on what is learned; None where there are none to give.
+        old_exact: likewise by old kind.
+    """
+
+    new: Halves
+    old: Mapping[str, Halves]
+    exact: Halves | None = None
+    old_exact: Mapping[str, Halves] | None = None
+
+
+class Setting(ABC):
     """A model before tuning, and what methods may use.
 
-    Attributes:
+    Args:
         start: the model; methods train a copy.
-        new: the tokens that are learned.
-        old: true old tokens of the known kind.
-        questions: of a skill that is taught, and where their answers are; None without any.
-        tests: windows of both halves of each test text, old kinds first and then the new one.
         seed: of the run.
         device: where all of it is.
+        precision: of the forward pass.
+
+    Attributes:
+        new_parameters: names of parameters that know nothing yet, as those of a new head. Every
+            method trains them, and they are not interpolated with the start.
         shared_seconds: what it took to make the own samples, where they were used.
         got_seconds: what it took here to get them, made or read.
     """
 
+    new_parameters: frozenset[str] = frozenset()
+
     def __init__(
-        self,
-        language: LanguageModel,
-        making: Making,
-        *,
-        anchors: Anchors,
-        windows: int,
-        precision: Precision = "fp32",
+        self, start: nn.Module, seed: int, device: torch.device, precision: Precision
     ) -> None:
-        self._language, self._making, self._anchors = language, making, anchors
+        self.start, self.seed, self.device = start, seed, device
         self._precision = precision
-        self.start, self.seed, self.device = language.model, making.seed, making.device
-        texts = making.texts
-        self.new = self._encode(texts.new, "train")
-        self.old = self._encode(texts.known, "train")
-        self.tests = {kind: self._tests(kind, windows) for kind in (*texts.old, texts.new)}
-        asked = texts.questions
-        self.questions = self.encode_questions(asked) if asked else None
         self.shared_seconds = self.got_seconds = 0.0
-        self._own: Tensor | None = None
 
-    # Text
+    @abstractmethod
+    def batch(self, count: int, purpose: str) -> Batch:
+        """Return examples to learn; which follows from the seed and the purpose alone."""
 
-    def _encode(self, kind: str, part: Literal["train", "test"]) -> Tensor:
-        text = getattr(self._making.texts.kinds[kind], part)
-        tokens = self._language.encode(text).to(self.device)
-        if len(tokens) <= self._language.context:
-            raise UserError(
-                f"texts: {kind} has {len(tokens)} tokens to {part} on, and a window takes "
-                f"{self._language.context}; give more text or a smaller context"
-            )
-        return tokens
+    @abstractmethod
+    def old_batch(self, count: int, purpose: str) -> Batch:
+        """Return true old examples of the known kind, drawn likewise."""
 
-    def _tests(self, kind: str, windows: int) -> tuple[Tensor, Tensor]:
-        tokens = self._encode(kind, "test")
-        middle = len(tokens) // 2
-        first, second = tokens[:middle], tokens[middle:]
-        return self._spread(first, windows, kind), self._spread(second, windows, kind)
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch."""
 
-    def _spread(self, text: Tensor, count: int, kind: str) -> Tensor:
-        """Return windows that are evenly spread over a text."""
-        last = len(text) - self._language.context - 1
-        if last < 0:
-            raise UserError(f"texts: half of {kind}'s test text is shorter than a window")
-        offsets = torch.linspace(0, last, count).long()
-        return self.cut(text, offsets)
+    @property
+    @abstractmethod
+    def anchors(self) -> Tensor:
+        """The inputs that every method remembers the model by."""
 
-    def cut(self, text: Tensor, offsets: Tensor) -> Tensor:
-        """Return the start token and the tokens after each offset."""
-        places = offsets[:, None] + torch.arange(self._language.context)
-        windows = text[places.to(text.device)]
-        return nn.functional.pad(windows, (1, 0), value=self._language.start)
+    @abstractmethod
+    def predict(self, model: nn.Module, inputs: Tensor) -> Tensor | Distribution:
+        """Return what a model predicts for anchors: logits, or a distribution."""
 
-    def draw(self, text: Tensor, count: int, purpose: str) -> Tensor:
-        """Return windows of a text at places that follow from the seed and the purpose alone."""
-        order = seeds.generator(self.seed, purpose)
-        last = len(text) - self._language.context
-        return self.cut(text, torch.randint(last, (count,), generator=order))
-
-    def encode_questions(self, questions: Sequence[Question]) -> tuple[Tensor, Tensor]:
-        """Return prompts with their answers as windows of one length, and where answers are."""
-        start = torch.tensor([self._language.start])
-        rows, answers = [], []
-        for question in questions:
-            prompt, answer = map(self._language.encode, (question.prompt, question.answer))
-            rows.append(torch.cat([start, prompt, answer]))
-            before = torch.zeros(1 + len(prompt), dtype=torch.bool)
-            answers.append(torch.cat([before, torch.ones(len(answer), dtype=torch.bool)]))
-        # What follows an answer does not change how it is predicted.
-        windows = nn.utils.rnn.pad_sequence(rows, True, float(self._language.start))
-        is_answer = nn.utils.rnn.pad_sequence(answers, True)
-        return windows.to(self.device), is_answer.to(self.device)
-
-    # What a model knows
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> Measured:
+        """Return what a model has learned and kept."""
 
     @property
     def own(self) -> Tensor:
         """Texts that the model wrote before tuning."""
-        if self._own is None:
-            began = time.monotonic()
-            shared = self._making.share("samples", self._write)
-            self.shared_seconds += shared.seconds
-            self.got_seconds += time.monotonic() - began
-            self._own = shared.tensors["tokens"].to(self.device)
-        return self._own
+        raise UserError(f"{type(self.start).__name__} writes no texts, so it has no own samples")
 
-    def _write(self) -> Mapping[str, Tensor]:
-        torch.manual_seed(seeds.derive(self.seed, "own samples"))
-        with self._autocast():
-            tokens = own_samples(
-                self.start,
-                self._anchors.count,
-                length=self._language.context,
-                start=self._language.start,
-            )
-        return {"tokens": tokens}
-
-    @property
-    def anchors(self) -> Tensor:
-        """The inputs that every method remembers the model by."""
-        if self._anchors.source == "own":
-            return self.own
-        return self.draw(self.old, self._anchors.count, "anchors")[:, :-1]
-
-    # Predictions
-
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """Return the context of a forward pass."""
         enabled = self._precision == "bf16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
-
-    def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
-        """Return what a model predicts after each token."""
-        with self._autocast():
-            return self._language.logits(model, tokens).float()
-
-    def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
-        """Return the mean loss in nats a token."""
-        logits = self.logits(model, windows[:, :-1])
-        return cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, Halves]:
-        """Return the loss on both halves of each test text."""
-        model.eval()
-        return {
-            kind: (self._mean(model, first), self._mean(model, second))
-            for kind, (first, second) in self.tests.items()
-        }
-
-    @torch.no_grad()
-    def exact_match(self, model: nn.Module) -> Halves | None:
-        """Return the share of questions, of each half, that the likeliest tokens answer exactly.
-
-        The likeliest continuation is the answer where each of its tokens is the likeliest after
-        the prompt and the tokens before it, so one forward pass tells.
-        """
-        if self.questions is None:
-            return None
-        model.eval()
-        right = []
-        for windows, is_answer in zip(
-            *(torch.split(part, TEST_BATCH) for part in self.questions), strict=True
-        ):
-            likeliest = self.logits(model, windows[:, :-1]).argmax(-1)
-            right.append(((likeliest == windows[:, 1:]) | ~is_answer[:, 1:]).all(1))
-        first, second = torch.cat(right).float().tensor_split(2)
-        return float(first.mean()), float(second.mean())
-
-    def _mean(self, model: nn.Module, windows: Tensor) -> float:
-        losses = [len(part) * self.loss(model, part) for part in torch.split(windows, TEST_BATCH)]
-        return float(torch.stack(losses).sum()) / len(windows)

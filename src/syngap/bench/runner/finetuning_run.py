@@ -6,15 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from syngap.bench.config.component import Component, Value
 from syngap.bench.config.finetuning import FinetuningRun
 from syngap.bench.errors import UserError
-from syngap.bench.finetuning import methods, models, texts
+from syngap.bench.finetuning import methods
 from syngap.bench.finetuning.loop import train
-from syngap.bench.finetuning.models import LanguageModel, Making
+from syngap.bench.finetuning.model_tasks import TASKS
+from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.setting import Setting
-from syngap.bench.finetuning.texts import Texts
+from syngap.bench.registry import Registry
 from syngap.bench.store.environment import arithmetic, resolve_device
 from syngap.bench.store.folder_writer import FolderJournal, Tell
 from syngap.bench.store.shared import share_in
@@ -24,7 +26,7 @@ __all__ = ["FinetuningJob", "check_buildable", "execute_finetuning"]
 
 @dataclass(frozen=True)
 class FinetuningJob:
-    """A run to be done: its folder, its configuration, and where text and models are."""
+    """A run to be done: its folder, its configuration, and where data and models are."""
 
     folder: Path
     config: FinetuningRun
@@ -65,23 +67,24 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
 
 
 def check_buildable(jobs: Sequence[FinetuningJob]) -> dict[str, int]:
-    """Load the texts and import each method once; return how many steps a row's runs have."""
-    _texts(jobs[0].config.texts, jobs[0].data)
-    models.registry.get(jobs[0].config.model.name)
+    """Load the data and import each method once; return how many steps a row's runs have."""
+    first = jobs[0].config
+    _made(first.task, TASKS[first.task].sources, first.source, jobs[0].data)
+    TASKS[first.task].models.get(first.model.name)
     for name in {job.config.method.name: None for job in jobs}:
         methods.registry.get(name).check()  # type: ignore[attr-defined]
     return {job.config.row: job.config.training.steps for job in jobs}
 
 
-_loaded: dict[str, tuple[Making, LanguageModel]] = {}
+_loaded: dict[str, tuple[Making[Any], Any]] = {}
 """What the last run of this process tuned: loading may take longer than a run. None changes it."""
 
 
 def _setting(job: FinetuningJob) -> Setting:
     config = job.config
-    making, language = _load(job)
-    return Setting(
-        language,
+    making, model = _load(job)
+    return TASKS[config.task].make_setting(
+        model,
         making,
         anchors=config.anchors,
         windows=config.training.windows,
@@ -89,11 +92,11 @@ def _setting(job: FinetuningJob) -> Setting:
     )
 
 
-def _load(job: FinetuningJob) -> tuple[Making, LanguageModel]:
+def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
     """Return the model before tuning, and what it was made from."""
     config, device = job.config, resolve_device(job.config.training.device)
     depends_on: dict[str, Value] = {
-        "texts": config.texts.as_mapping(),
+        config.task: config.source.as_mapping(),
         "model": config.model.as_mapping(),
         "anchors": config.anchors.count,
         "seed": config.seed,
@@ -103,23 +106,16 @@ def _load(job: FinetuningJob) -> tuple[Making, LanguageModel]:
     key = json.dumps([str(out.absolute()), str(job.data), depends_on])
     if key not in _loaded:
         _loaded.clear()
-        known = _texts(config.texts, job.data)
-        making = Making(known, config.seed, device, job.data, share_in(out, depends_on))
-        _loaded[key] = making, _language_model(config.model, making)
+        task = TASKS[config.task]
+        source = _made(task.key, task.sources, config.source, job.data)
+        making = Making(source, config.seed, device, job.data, share_in(out, depends_on))
+        _loaded[key] = making, _made("model", task.models, config.model, making)
     return _loaded[key]
 
 
-def _texts(component: Component, data: Path | None) -> Texts:
+def _made(part: str, registry: Registry, component: Component, given: Any) -> Any:
+    """Return what a component of the configuration stands for, made from what is given."""
     try:
-        found: Texts = texts.registry.get(component.name)(data, **component.options)
+        return registry.get(component.name)(given, **component.options)
     except UserError as error:
-        raise UserError(f"texts.{error}") from error
-    return found
-
-
-def _language_model(component: Component, making: Making) -> LanguageModel:
-    try:
-        made: LanguageModel = models.registry.get(component.name)(making, **component.options)
-    except UserError as error:
-        raise UserError(f"model.{error}") from error
-    return made
+        raise UserError(f"{part}.{error}") from error

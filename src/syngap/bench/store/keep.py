@@ -21,6 +21,7 @@ from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
 from syngap.bench.config.reading import LARGE, reading, text_in
 from syngap.bench.config.values import name_of
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.options import shown
 from syngap.bench.storage import check_inside, make_folder, write
 from syngap.bench.storage import read as read_bytes
@@ -34,7 +35,7 @@ from syngap.bench.store.records import alone_in
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
-_PARTS = ("stream", "texts", "model", "anchors", "training")  # that all runs share
+_PARTS = ("stream", *TASKS, "model", "anchors", "training")  # that all runs share
 _SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from syngap.bench.config.component import Component, Options, Value, entry
 from syngap.bench.config.reading import is_name
+from syngap.bench.finetuning.model_tasks import task_in
 from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 
@@ -255,7 +256,7 @@ class Run:
     @property
     def is_finetuning(self) -> bool:
         """Whether it is a run of a fine-tuning experiment."""
-        return "texts" in self.config.entries
+        return task_in(self.config.entries) is not None
 
     @property
     def done(self) -> bool:
@@ -293,7 +294,7 @@ def check_point(point: Point, points: Sequence[Point]) -> None:
     if points and (point.step, -point.share) <= (points[-1].step, -points[-1].share):
         raise ValueError(f"step {point.step}, share {point.share} after step {points[-1].step}")
     if points and list(point.old) != list(points[0].old):
-        raise ValueError(f"step {point.step} has other texts than step {points[0].step}")
+        raise ValueError(f"step {point.step} has other old data than step {points[0].step}")
 
 
 def evaluation_of(line: dict[str, Any]) -> Evaluation:

@@ -11,6 +11,6 @@ class AdamW(Method):
     """AdamW without decay.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         lr: learning rate.
     """

@@ -18,7 +18,7 @@ class CorDA(LoRA):
     """LoRA that begins in the directions that the anchors use least.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         **options: those of `LoRA`.
     """
 
@@ -46,7 +46,7 @@ class CorDA(LoRA):
         def run() -> None:
             model.eval()
             for tokens in torch.split(self.setting.anchors, 1):
-                self.setting.logits(model, tokens)
+                self.setting.predict(model, tokens)
 
         preprocess_corda(model, config, run_model=run)
         return config

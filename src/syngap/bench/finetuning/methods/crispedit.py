@@ -18,11 +18,12 @@ __all__ = ["CrispEdit", "free_directions"]
 class CrispEdit(Method):
     """AdamW on G ← L (M ⊙ Lᵀ G R) Rᵀ, where M is 0 along important directions and else 1.
 
-    As in the paper, the gradient is projected and not Adam's update, and matrices alone learn.
-    Directions are ordered by importance in the eigenbasis, in place of products of eigenvalues.
+    As in the paper, the gradient is projected and not Adam's update, and matrices alone learn, and
+    a new head. Directions are ordered by importance in the eigenbasis, in place of products of
+    eigenvalues.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         energy: share of all importance of a weight that lies along the directions that are masked.
         batch: anchors at a time, to take importance.
         **others: options of `Method`.
@@ -40,8 +41,10 @@ class CrispEdit(Method):
         }
 
     def change_gradients(self) -> None:
-        """Project the gradients of matrices, and drop those of all else."""
-        for param in self.model.parameters():
+        """Project the gradients of matrices, and drop those of all else but a new head."""
+        for name, param in self.model.named_parameters():
+            if name in self.setting.new_parameters:
+                continue
             if param not in self.directions:
                 param.grad = None
             elif param.grad is not None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from syngap.bench import seeds
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import NonNegative
 from syngap.optim.scores import sample_labels
 
@@ -20,7 +21,7 @@ class EWC(Method):
     """Adds strength / 2 · Σ F (θ - θ₀)², F the diagonal of the Fisher matrix.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         strength: of the penalty.
         **others: options of `Method`.
     """
@@ -31,11 +32,11 @@ class EWC(Method):
         self.start = [param.detach().clone() for param in self.model.parameters()]
         self.fisher = diagonal_fisher(setting, self.model)
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss with the penalty."""
         params = zip(self.model.parameters(), self.start, self.fisher, strict=True)
         distance = [(fisher * (param - start).square()).sum() for param, start, fisher in params]
-        return super().loss(windows) + self.strength / 2 * torch.stack(distance).sum()
+        return super().loss(batch) + self.strength / 2 * torch.stack(distance).sum()
 
 
 def diagonal_fisher(setting: Setting, model: nn.Module) -> list[Tensor]:
@@ -46,15 +47,24 @@ def diagonal_fisher(setting: Setting, model: nn.Module) -> list[Tensor]:
         model: whose parameters F is of.
     """
     params = list(model.parameters())
-    fisher = [torch.zeros_like(param) for param in params]
+    fisher, count = [torch.zeros_like(param) for param in params], 0
     generator = seeds.generator(setting.seed, "labels", setting.device)
     model.eval()
     for tokens in setting.anchors:
-        logs = setting.logits(model, tokens.unsqueeze(0)).log_softmax(-1)
-        labels = sample_labels(logs.detach(), generator)
-        chosen = logs.gather(-1, labels.unsqueeze(-1)).sum()
-        grads = torch.autograd.grad(chosen, params, allow_unused=True)
+        chosen = _drawn(setting.predict(model, tokens.unsqueeze(0)), generator)
+        grads = torch.autograd.grad(chosen.sum(), params, allow_unused=True)
+        count += chosen.numel()
         for total, grad in zip(fisher, grads, strict=True):
             if grad is not None:
                 total.addcmul_(grad, grad)
-    return [total / setting.anchors.numel() for total in fisher]
+    return [total / count for total in fisher]
+
+
+def _drawn(prediction: Tensor | Distribution, generator: torch.Generator) -> Tensor:
+    """Return log p of one answer to each input, drawn from the prediction."""
+    if isinstance(prediction, Distribution):
+        found: Tensor = prediction.log_prob(prediction.sample())
+        return found
+    logs = prediction.log_softmax(-1)
+    labels = sample_labels(logs.detach(), generator)
+    return logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)

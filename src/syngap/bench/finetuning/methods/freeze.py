@@ -1,4 +1,4 @@
-"""Freezing: the last blocks of the model learn, and nothing else."""
+"""Freezing: the last blocks of the model learn, and a new head where there is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Freeze(Method):
     """AdamW on the last blocks.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         blocks: so many learn.
         **others: options of `Method`.
     """
@@ -28,10 +28,12 @@ class Freeze(Method):
         super().__init__(setting, **others)
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Freeze all but the last blocks."""
+        """Freeze all but the last blocks and a new head."""
         model.requires_grad_(False)
         for block in blocks_of(model)[-self.blocks :]:
             block.requires_grad_(True)
+        for name in self.setting.new_parameters:
+            model.get_parameter(name).requires_grad_(True)
         return model
 
 

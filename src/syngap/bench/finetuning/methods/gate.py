@@ -11,7 +11,7 @@ class Gate(Protect):
     """AdamW behind the gate, without a teacher.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         **options: those of `Protect`; of these, the teacher's have no effect.
     """
 

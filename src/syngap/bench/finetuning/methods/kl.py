@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, kl_divergence
 from torch.nn.functional import kl_div
 
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Count, NonNegative
 
-__all__ = ["KL"]
+__all__ = ["KL", "mean_divergence"]
 
 
 class KL(Method):
@@ -23,7 +24,7 @@ class KL(Method):
     large vocabularies the likeliest tokens and some drawn ones.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         strength: of the added term.
         anchors: so many a step.
         **others: options of `Method`.
@@ -41,13 +42,20 @@ class KL(Method):
         self.strength, self.count, self.anchors = strength, anchors, setting.anchors
         self.frozen = copy.deepcopy(setting.start).requires_grad_(False).eval()
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss with the mean KL of a prediction."""
         tokens = self.next_rows(self.anchors, self.count)
         with torch.no_grad():
-            before = self.setting.logits(self.frozen, tokens).log_softmax(-1).flatten(0, 1)
+            before = self.setting.predict(self.frozen, tokens)
         self.model.eval()
-        now = self.setting.logits(self.model, tokens).log_softmax(-1).flatten(0, 1)
+        now = self.setting.predict(self.model, tokens)
         self.model.train()
-        added = kl_div(now, before, reduction="batchmean", log_target=True)
-        return super().loss(windows) + self.strength * added
+        return super().loss(batch) + self.strength * mean_divergence(before, now)
+
+
+def mean_divergence(before: Tensor | Distribution, now: Tensor | Distribution) -> Tensor:
+    """Return the mean KL(before ‖ now) of a prediction, from logits or distributions."""
+    if isinstance(before, Tensor) and isinstance(now, Tensor):
+        logs = (now.log_softmax(-1).flatten(0, -2), before.log_softmax(-1).flatten(0, -2))
+        return kl_div(*logs, reduction="batchmean", log_target=True)
+    return kl_divergence(before, now).mean()  # type: ignore[arg-type]

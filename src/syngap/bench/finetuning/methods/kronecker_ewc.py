@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from syngap.bench import seeds
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Count, NonNegative
 from syngap.optim.knowledge import Known, take_knowledge
 
@@ -20,7 +20,7 @@ class KroneckerEWC(Method):
     """Adds strength / 2 · Σ F ⊙ (Lᵀ (θ - θ₀) R)²; F is the Fisher diagonal in that basis.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         strength: of the penalty.
         batch: anchors at a time, to take importance.
         **others: options of `Method`.
@@ -34,10 +34,10 @@ class KroneckerEWC(Method):
         self.known = known_of(setting, self.model, batch)
         self.start = {param: param.detach().clone() for param in self.known}
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss with the penalty."""
         terms = [self._term(param, known) for param, known in self.known.items()]
-        return super().loss(windows) + self.strength / 2 * torch.stack(terms).sum()
+        return super().loss(batch) + self.strength / 2 * torch.stack(terms).sum()
 
     def _term(self, param: Tensor, known: Known) -> Tensor:
         moved = param - self.start[param]
@@ -50,6 +50,6 @@ def known_of(setting: Setting, model: nn.Module, batch: int) -> dict[Tensor, Kno
     return take_knowledge(
         model,
         list(torch.split(setting.anchors, batch)),
-        predict=lambda tokens: setting.logits(model, tokens),
+        predict=lambda tokens: setting.predict(model, tokens),
         generator=seeds.generator(setting.seed, "labels", setting.device),
     )

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import NonNegative
 
 __all__ = ["L2SP"]
 
 
 class L2SP(Method):
-    """Adds strength / 2 · Σ (θ - θ₀)².
+    """Adds strength / 2 · Σ (θ - θ₀)², over all weights but those of a new head.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         strength: of the penalty.
         **others: options of `Method`.
     """
@@ -26,10 +26,14 @@ class L2SP(Method):
     def __init__(self, setting: Setting, *, strength: NonNegative = 0.01, **others: Any) -> None:
         super().__init__(setting, **others)
         self.strength = strength
-        self.start = [param.detach().clone() for param in self.model.parameters()]
+        self.start = {
+            name: param.detach().clone()
+            for name, param in self.model.named_parameters()
+            if name not in setting.new_parameters
+        }
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss with the penalty."""
-        pairs = zip(self.model.parameters(), self.start, strict=True)
-        distance = torch.stack([(param - start).square().sum() for param, start in pairs]).sum()
-        return super().loss(windows) + self.strength / 2 * distance
+        now = dict(self.model.named_parameters())
+        moved = [(now[name] - start).square().sum() for name, start in self.start.items()]
+        return super().loss(batch) + self.strength / 2 * torch.stack(moved).sum()

@@ -17,7 +17,7 @@ class LoRA(PeftMethod):
     """AdamW on peft's LoRA of all linear layers in the blocks.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         rank: of the product.
         alpha: the product is multiplied with alpha / rank.
         **others: options of `Method`.

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from syngap.bench import seeds
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Positive
 
 __all__ = ["Method"]
 
 
 class Method:
-    """AdamW on the loss of the new text; subclasses change the loss, the optimizer or both.
+    """AdamW on the loss of what is new; subclasses change the loss, the optimizer or both.
 
     Whatever a method draws follows from the seed and the number of the step, so that its state is
     the weights, the optimizer's state and that number.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         lr: learning rate.
+
+    Attributes:
+        refused: why a method cannot work with some data, by the key of these data in YAML.
     """
+
+    refused: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setting: Setting, *, lr: Positive = 1e-3) -> None:
         self.setting, self.lr, self.steps = setting, lr, 0
+        torch.manual_seed(seeds.derive(setting.seed, "set-up"))  # a distribution draws by itself
         self.model: nn.Module = self.prepare(copy.deepcopy(setting.start))
         trained = [param for param in self.model.parameters() if param.requires_grad]
         self.optimizer = self.make_optimizer(trained)
@@ -46,18 +52,18 @@ class Method:
         fused = self.setting.device.type == "cuda"
         return torch.optim.AdamW(params, self.lr, weight_decay=0.0, fused=fused)
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a step."""
-        return self.setting.loss(self.model, windows)
+        return self.setting.loss(self.model, batch)
 
-    def step(self, windows: Tensor, warmup: float = 1.0) -> None:
+    def step(self, batch: Batch, warmup: float = 1.0) -> None:
         """Learn from a batch, with `warmup` times the learning rate."""
         self.model.train()
         torch.manual_seed(seeds.derive(self.setting.seed, f"step {self.steps}"))  # dropout
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * warmup
         self.optimizer.zero_grad()
-        self.loss(windows).backward()  # type: ignore[no-untyped-call]
+        self.loss(batch).backward()  # type: ignore[no-untyped-call]
         self.change_gradients()
         self.optimizer.step()
         self.steps += 1

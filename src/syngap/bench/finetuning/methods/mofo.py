@@ -70,7 +70,7 @@ class MoFO(Method):
     """Adam through a filter by momentum.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         share: of the entries of each tensor that move at a step.
         **others: options of `Method`.
     """

@@ -17,7 +17,7 @@ class OSF(PeftMethod):
     """AdamW on peft's OSF of all linear layers in the blocks.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         frozen: share of the singular directions of each weight that is frozen.
         **others: options of `Method`.
     """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Count, NonNegative
 
 __all__ = ["OwnSamples"]
@@ -23,6 +23,11 @@ class OwnSamples(Method):
         **others: options of `Method`.
     """
 
+    refused: ClassVar = {
+        "pairs": "an encoder writes no texts, so it has no own samples",
+        "images": "a classifier makes no images, so it has no own samples",
+    }
+
     def __init__(
         self,
         setting: Setting,
@@ -34,8 +39,8 @@ class OwnSamples(Method):
         super().__init__(setting, **others)
         self.strength, self.count, self.own = strength, samples, setting.own
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss on both."""
         written = self.next_rows(self.own, self.count)
-        added = self.setting.loss(self.model, written)
-        return super().loss(windows) + self.strength * added
+        added = self.setting.loss(self.model, (written,))
+        return super().loss(batch) + self.strength * added

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,11 @@ __all__ = ["PeftMethod", "linear_layers"]
 
 class PeftMethod(Method, ABC):
     """AdamW on the parameters that peft adds to the linear layers of blocks."""
+
+    refused: ClassVar = {
+        "images": "adapters are for linear layers, and the blocks of a classifier of images are "
+        "convolutions",
+    }
 
     @classmethod
     def check(cls) -> None:

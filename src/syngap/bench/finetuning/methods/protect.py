@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Count, NonNegative, Positive, Proportion
 from syngap.protection import protect
 from syngap.protection.protection import AMBIENT, ANCHORS, CONSOLIDATION
@@ -20,7 +20,7 @@ class Protect(Method):
     """AdamW under `syngap.protect`, with its own defaults.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         consolidation: τ, how much updates shrink at mean importance.
         ambient: ε, the share of an update that always remains.
         rank: directions of each weight: "full", a number or a share; None chooses by memory.
@@ -52,7 +52,7 @@ class Protect(Method):
             setting.anchors,
             gate=self.uses_gate,
             teacher=self.uses_teacher,
-            predict=lambda tokens: setting.logits(self.model, tokens),
+            predict=lambda tokens: setting.predict(self.model, tokens),
             consolidation=consolidation,
             ambient=ambient,
             rank=rank,
@@ -64,9 +64,9 @@ class Protect(Method):
         )
         self.optimizer = self.protection.optimizer(self.optimizer)
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss with that of the teacher."""
-        return super().loss(windows) + self.protection.loss()
+        return super().loss(batch) + self.protection.loss()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; the teacher goes on with the inputs that come next."""

@@ -1,4 +1,4 @@
-"""True replay: a share of each batch is old text. It needs the old data."""
+"""True replay: a share of each batch is old data, which it needs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from syngap.bench import seeds
 from syngap.bench.finetuning.methods.method import Method
-from syngap.bench.finetuning.setting import Setting
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Share
 
 __all__ = ["Replay"]
 
 
 class Replay(Method):
-    """Each window of a batch is, with the probability `share`, replaced by one of old text.
+    """Each example of a batch is, with the probability `share`, replaced by an old one.
 
     Args:
-        setting: the model, text and old text.
-        share: of old windows among all.
+        setting: the model, data and old data.
+        share: of old examples among all.
         **others: options of `Method`.
     """
 
@@ -28,13 +28,16 @@ class Replay(Method):
         super().__init__(setting, **others)
         self.share = share
 
-    def loss(self, windows: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the loss on the mixed batch."""
-        return super().loss(self.mixed(windows))
+        return super().loss(self.mixed(batch))
 
-    def mixed(self, windows: Tensor) -> Tensor:
-        """Return the batch of this step with old windows in it."""
+    def mixed(self, batch: Batch) -> Batch:
+        """Return the batch of this step with old examples in it."""
         order = seeds.generator(self.setting.seed, f"replayed {self.steps}")
-        is_old = torch.rand(len(windows), generator=order) < self.share
-        old = self.setting.draw(self.setting.old, len(windows), f"old text {self.steps}")
-        return torch.where(is_old[:, None].to(windows.device), old, windows)
+        is_old = torch.rand(len(batch[0]), generator=order) < self.share
+        old = self.setting.old_batch(len(batch[0]), f"old text {self.steps}")
+        return tuple(
+            torch.where(is_old.to(new.device).view(-1, *[1] * (new.dim() - 1)), known, new)
+            for new, known in zip(batch, old, strict=True)
+        )

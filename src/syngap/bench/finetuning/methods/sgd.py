@@ -18,7 +18,7 @@ class SGD(Method):
     """torch's SGD.
 
     Args:
-        setting: the model and text.
+        setting: the model and data.
         lr: learning rate.
         momentum: of the mean of gradients.
     """

@@ -11,7 +11,7 @@ class Teacher(Protect):
     """AdamW with the teacher, without a gate.
 
     Args:
-        setting: the model, text and anchors.
+        setting: the model, data and anchors.
         **options: those of `Protect`; of these, the gate's have no effect.
     """
 

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from syngap.bench import seeds
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.models.language_model import LanguageModel, Making
+from syngap.bench.finetuning.texts import Texts
 from syngap.bench.options import Count, Positive
 
 __all__ = ["GPT", "START", "Block", "Size", "byte_model", "byte_tokens"]
@@ -84,7 +85,7 @@ def byte_tokens(text: str) -> Tensor:
 
 
 def byte_model(
-    making: Making,
+    making: Making[Texts],
     *,
     width: Count = 384,
     layers: Count = 6,
@@ -118,9 +119,9 @@ def byte_model(
     return LanguageModel(model, lambda model, tokens: model(tokens), byte_tokens, START, context)
 
 
-def _pretrain(making: Making, size: Size, steps: int, batch: int, lr: float) -> GPT:
+def _pretrain(making: Making[Texts], size: Size, steps: int, batch: int, lr: float) -> GPT:
     device = making.device
-    sources = [making.texts.kinds[kind].train for kind in making.texts.old]
+    sources = [making.source.kinds[kind].train for kind in making.source.old]
     texts = [byte_tokens(source).to(device) for source in sources if source]
     torch.manual_seed(seeds.derive(making.seed, "pre-trained weights"))
     model = GPT(size).to(device)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.models.language_model import LanguageModel, Making
+from syngap.bench.finetuning.texts import Texts
 from syngap.bench.options import Count
 from syngap.bench.registry import import_or_refuse
 
@@ -18,7 +19,7 @@ __all__ = ["causal_lm"]
 
 
 def causal_lm(
-    making: Making, *, folder: str, gguf: str | None = None, context: Count = 256
+    making: Making[Texts], *, folder: str, gguf: str | None = None, context: Count = 256
 ) -> LanguageModel:
     """Return a model that others trained; nothing is downloaded.
 

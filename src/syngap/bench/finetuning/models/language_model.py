@@ -1,16 +1,14 @@
-"""A language model as the comparison sees it, and what one is made from."""
+"""A language model as the comparison sees it, and what models are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from syngap.bench.finetuning.texts import Texts
 
 __all__ = ["LanguageModel", "Making", "Share", "Shared", "share_nothing"]
 
@@ -32,19 +30,22 @@ Share: TypeAlias = Callable[[str, Callable[[], Mapping[str, Tensor]]], Shared]
 """From a name and what makes tensors to the tensors: made once, by the first run to need them."""
 
 
+Source = TypeVar("Source")
+
+
 @dataclass(frozen=True)
-class Making:
+class Making(Generic[Source]):
     """What a model is made from.
 
     Args:
-        texts: what it knows, for a model that is trained here.
+        source: texts or images, what it knows among them, for a model that is trained here.
         seed: of its training.
         device: where it is to be.
         data: the folder that models are in.
         share: keeps what is made once for all runs.
     """
 
-    texts: Texts
+    source: Source
     seed: int
     device: torch.device
     data: Path | None

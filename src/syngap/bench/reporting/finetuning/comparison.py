@@ -16,6 +16,7 @@ from syngap.bench.finetuning.frontier import (
     judged_gain,
     relative_forgetting,
 )
+from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
 from syngap.bench.finetuning.point import Point
 from syngap.bench.store.outcome import Run
 
@@ -25,7 +26,7 @@ BASELINE = "adamw"
 _SLACK = 1.05  # of AdamW's seconds: times of equal runs differ
 
 Ratios = dict[str, list[float | None]]
-"""Forgetting relative to AdamW by kind of old text, one number a seed."""
+"""Numbers by kind of old data, one a seed; mostly forgetting relative to AdamW."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class Outcome:
         trials: how many it had with each seed.
         seeds: those of which all trials ended.
         new_losses: the best new loss that it reached, interpolated or not.
-        exact: share of questions answered exactly, where the new loss is lowest; None without any.
+        exact: share of right answers on what is learned, where the new loss is lowest; None
+            without any.
+        old_exact: likewise by old kind.
         gains: what it learned at its best, relative to AdamW.
         trained: forgetting relative to AdamW at equal new loss, weights as trained.
         interpolated: the same, each evaluation with every share of interpolation.
@@ -89,6 +92,7 @@ class Outcome:
     seeds: list[int]
     new_losses: list[float]
     exact: list[float | None]
+    old_exact: Ratios
     gains: list[float]
     trained: Ratios
     interpolated: Ratios
@@ -104,13 +108,15 @@ class Comparison:
     """What a fine-tuning experiment found.
 
     Args:
-        new: the name of the new text.
-        old: the kinds of old text, that of the anchors first.
+        task: what is compared on.
+        new: the name of what is learned.
+        old: the kinds of old data, that of the anchors first.
         outcomes: by method, in the order of the experiment.
         tried: the points, by method and seed.
         missing: what is not in these numbers, a sentence each.
     """
 
+    task: ModelTask
     new: str
     old: list[str]
     outcomes: list[Outcome]
@@ -137,12 +143,16 @@ def compare_methods(runs: Sequence[Run]) -> Comparison:
             missing.append(f"{family}: {BASELINE} has no seed that it has")
             continue
         outcomes.append(_outcome(family, methods[family], shared, tried[base], old))
-    return Comparison(_new_text(runs[0]), old, outcomes, tried, missing)
+    task = task_in(runs[0].config.entries) or TASKS["texts"]
+    return Comparison(task, _new_name(runs[0], task), old, outcomes, tried, missing)
 
 
-def _new_text(run: Run) -> str:
-    texts = run.config.entries.get("texts")
-    return (entry(texts, "new", str) if isinstance(texts, dict) else None) or "new text"
+def _new_name(run: Run, task: ModelTask) -> str:
+    source = run.config.entries.get(task.key)
+    if not isinstance(source, dict):
+        return "new text"
+    names = ("path", "name") if task.key == "images" else ("new",)
+    return next((name for key in names if (name := entry(source, key, str))), "new text")
 
 
 def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], list[str]]:
@@ -208,6 +218,9 @@ def _outcome(
         seeds=list(by_seed),
         new_losses=[best_new_loss(found.points) for found in by_seed.values()],
         exact=[exact_match(found.points) for found in by_seed.values()],
+        old_exact={
+            kind: [exact_match(found.points, kind) for found in by_seed.values()] for kind in old
+        },
         gains=gains,
         trained=ratios(lambda ours, theirs: as_trained(ours.points)),
         interpolated=ratios(lambda ours, theirs: ours.points),

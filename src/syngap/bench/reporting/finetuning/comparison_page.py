@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from syngap import __version__
+from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.reporting.finetuning.comparison import Comparison, compare_methods
 from syngap.bench.reporting.finetuning.comparison_table import cells, columns, headline, notes
 from syngap.bench.reporting.finetuning.frontiers import frontier_figure
@@ -115,7 +116,7 @@ def _setup(run: Run) -> str:
     """Return what all runs have in common, as YAML, and what they ran on."""
     shared = {
         part: run.config.entries[part]
-        for part in ("texts", "model", "anchors", "training")
+        for part in (*TASKS, "model", "anchors", "training")
         if part in run.config.entries
     }
     environment = dict(run.environment.entries)

@@ -19,7 +19,8 @@ _GIB = 2**30
 def columns(found: Comparison) -> list[str]:
     """Return the headings."""
     heads = ["method", "trials", "seeds", "best new loss ↓", "gain / AdamW ↑"]
-    heads += ["exact match ↑"] if _has_questions(found) else []
+    heads += [f"{found.task.exact} ↑"] if _has_answers(found) else []
+    heads += [f"{kind}, {found.task.exact} ↑" for kind in _answered(found)]
     for how in ("as trained", "interpolated", "equal time"):
         heads += [f"{kind}, {how} ↓" for kind in found.old]
     return [*heads, "good rates", "s", "GiB"]
@@ -29,15 +30,25 @@ def cells(outcome: Outcome, found: Comparison) -> list[str]:
     """Return the texts of a method's line."""
     texts = [outcome.family, str(outcome.trials), str(len(outcome.seeds))]
     texts += [_summary(outcome.new_losses, 3), _summary(outcome.gains)]
-    texts += [_summary(outcome.exact)] if _has_questions(found) else []
+    texts += [_summary(outcome.exact)] if _has_answers(found) else []
+    texts += [_summary(outcome.old_exact[kind]) for kind in _answered(found)]
     for ratios in (outcome.trained, outcome.interpolated, outcome.equal_time):
         texts += [_summary(ratios[kind]) for kind in found.old]
     memory = f"{outcome.memory / _GIB:.2f}" if outcome.memory else "–"
     return [*texts, _range(outcome.rates), f"{outcome.seconds:.1f}", memory]
 
 
-def _has_questions(found: Comparison) -> bool:
+def _has_answers(found: Comparison) -> bool:
     return any(value is not None for outcome in found.outcomes for value in outcome.exact)
+
+
+def _answered(found: Comparison) -> list[str]:
+    """Return the old kinds of which shares of right answers are known."""
+    return [
+        kind
+        for kind in found.old
+        if any(value is not None for outcome in found.outcomes for value in outcome.old_exact[kind])
+    ]
 
 
 def table(found: Comparison) -> Table:
@@ -89,7 +100,7 @@ def forgetting_of(found: Comparison, row: str, kind: str, at: str) -> str:
     Args:
         found: the comparison.
         row: the method.
-        kind: of old text.
+        kind: of old data.
         at: "trained", "interpolated" or "equal_time".
     """
     by_row = {outcome.family: outcome for outcome in found.outcomes}
@@ -111,10 +122,10 @@ def _check_known(name: str, known: Collection[str]) -> None:
 def notes(found: Comparison) -> list[str]:
     """Return what a reader of the table has to know, a sentence or two each."""
     said = [
-        "Forgetting is the rise of the loss on old text, relative to AdamW as trained, at equal "
+        f"Forgetting is the rise of {found.task.rise}, relative to AdamW as trained, at equal "
         "new loss: mean over 70, 80, 90 and 95 % of AdamW's best gain, then over seeds (range). A "
         "dash: a level is not reached, or AdamW forgets nothing there.",
-        "Points are chosen on one half of the test text and judged on the other, both ways. "
+        "Points are chosen on one half of the test data and judged on the other, both ways. "
         "Interpolated: each evaluation with every share of the way from the start. Equal time: "
         "points within AdamW's seconds, set-up counted.",
         "Good rates: new loss within 5 % of the method's best, and at most twice its least "
@@ -129,7 +140,7 @@ def notes(found: Comparison) -> list[str]:
 
 
 def headline(found: Comparison) -> str:
-    """Return what the table says of the first kind of old text, in a sentence."""
+    """Return what the table says of the first kind of old data, in a sentence."""
     kind = found.old[0]
     rivals = [outcome for outcome in found.outcomes if outcome.method != "replay"]
     known = {
@@ -143,7 +154,7 @@ def headline(found: Comparison) -> str:
     rest = f"{len(known)} of {len(rivals)} methods reach 95 % of AdamW's gain"
     return (
         f"{least} forgets least of {kind} at equal loss on {found.new}: {known[least]:.2f} of what "
-        f"AdamW forgets as trained ({rest}; replay of true old text is left out)."
+        f"AdamW forgets as trained ({rest}; replay of true {found.task.old} is left out)."
     )
 
 

@@ -60,11 +60,11 @@ def frontier_figure(found: Comparison, path: Path) -> None:
                 )
                 ends.append(_End(outcome.family, *line[-1], colour))
             _label(axes, ends)
-            axes.set_title(f"old text: {kind}", fontsize=10)
-            axes.set_xlabel(f"gain on {found.new}, nats a token →")
+            axes.set_title(f"{found.task.old}: {kind}", fontsize=10)
+            axes.set_xlabel(f"gain on {found.new}, {found.task.gain_unit} →")
             axes.margins(x=0.15)
             remove_frame(axes)
-        panels[0].set_ylabel("forgetting, nats a token (less is better)")
+        panels[0].set_ylabel(f"forgetting, {found.task.forgetting_unit} (less is better)")
         figure.suptitle(fill(headline(found), 90), fontsize=11)
 
 
