@@ -23,7 +23,7 @@ test = torch.arange(len(labels)) % 4 == 0
 def train(model: nn.Module, optimizer: Optimizer, x: Tensor, steps: int, extra=lambda: 0.0) -> None:
     for _ in range(steps):
         chosen = torch.randint(int((~test).sum()), (64,))
-        loss = cross_entropy(model(x[~test][chosen]), labels[~test][chosen]) + extra()
+        loss = extra() + cross_entropy(model(x[~test][chosen]), labels[~test][chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -27,7 +27,7 @@ def train(model, optimizer: torch.optim.Optimizer, text: Tensor, steps: int, ext
     chance = torch.Generator().manual_seed(0)
     for _ in range(steps):
         rows = text[torch.randint(HELD_OUT, len(text), (16,), generator=chance)]
-        loss = model(rows, labels=rows).loss + extra()
+        loss = extra() + model(rows, labels=rows).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

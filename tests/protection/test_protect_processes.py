@@ -321,7 +321,7 @@ def failing(way: str, rank: int) -> dict[str, str]:
 
 SAID = {
     "nothing": ("ValueError: known has no inputs", True),
-    "others": ("ValueError: known inputs or weights: '5 ", False),
+    "others": ("ValueError: known inputs or weights: '3 ", False),
     "options": ("ValueError: consolidation: 0.9 in process 0, 0.95 in process 1", False),
     "range": ("ValueError: anchors must be", True),
     "model": ("NotFiniteError: ", True),

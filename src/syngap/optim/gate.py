@@ -357,11 +357,10 @@ class Gate:
             for work in self._works:
                 work.grads = [local_gradient(param) for param in work.whole]
             return self._works
-        works = [
-            self._work(group, params, seen, network, keep)
-            for group in self.groups
-            for params in alike([param for param in group["params"] if param.requires_grad])
-        ]
+        works = []
+        for group in self.groups:
+            trained = [param for param in group["params"] if param.requires_grad]
+            works += [self._work(group, some, seen, network, keep) for some in alike(trained)]
         self._works = works if seen is None and any(work.stacks for work in works) else []
         return works
 
@@ -379,6 +378,7 @@ class Gate:
         if work.bases and keep is None and self.directions is None:
             work.stacks = stack_alike(work.bases, work.whole)
             share_stacks(work.stacks, states)
+            work.bases = [self.basis_of(param) for param in params]  # in the memory of the stacks
         if self.compact:
             turn = shared_turn(states, moves=seen is not None and keep is None)
             # What is not an average is rounded to nearest, whatever was before.

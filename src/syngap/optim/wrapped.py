@@ -136,6 +136,8 @@ class WrappedSynGAP(GatedOptimizer):
                     finish()
                 for param, grad in frozen:
                     param.grad = grad
+                for work in works:
+                    work.grads = []  # a work is kept, and would keep them through the next pass
         return loss
 
     def _prepare(self, work: Work) -> Callable[[], None]:

@@ -39,8 +39,8 @@ __all__ = ["Protection", "protect"]
 CONSOLIDATION = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
-ANCHORS = 8
-EVERY = 4  # where each former answer takes a forward pass
+ANCHORS = 16
+EVERY = 2  # where former answers are not stored whole
 
 
 def protect(
@@ -84,7 +84,7 @@ def protect(
         batch_size: so many inputs at a time, to take importance; batches that are given stay whole.
         anchors: so many inputs a call of `loss`.
         every: `loss` is zero but at every k-th call, where it counts k times: 1 takes more time,
-            and keeps a little more. None is 1 where former answers are stored, else 4.
+            and keeps a little more. None is 1 where former answers are stored whole, else 2.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
         process_group: the processes that train the model together, each of which calls this with
@@ -97,7 +97,7 @@ def protect(
         >>> protection = protect(model, torch.randn(64, 4))
         >>> optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
         >>> for _ in range(5):
-        ...     loss = model(torch.randn(8, 4)).logsumexp(1).mean() + protection.loss()
+        ...     loss = protection.loss() + model(torch.randn(8, 4)).logsumexp(1).mean()
         ...     optimizer.zero_grad()
         ...     loss.backward()
         ...     optimizer.step()

@@ -66,7 +66,7 @@ class Protect(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss with that of the teacher."""
-        return super().loss(batch) + self.protection.loss()
+        return self.protection.loss() + super().loss(batch)  # first, which takes less memory
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; the teacher goes on with the inputs that come next."""
