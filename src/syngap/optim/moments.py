@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -24,12 +23,12 @@ __all__ = [
 ]
 
 Rank: TypeAlias = "int | float | Literal['full']"
+_Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, directions
 
 LARGEST = 8192  # a side of more rows stays plain entries
 _SMALL = 1 << 26  # bytes: complete bases of a small model
 _FULL_BYTES = 8.0  # a parameter: larger complete bases give way to some directions
 _SHARE = 0.25  # of the inputs' directions
-_STREAMS = 4
 
 
 @dataclass
@@ -104,23 +103,17 @@ def find_bases(
             the most important ones of the inputs' side.
         dtype: of the directions; None is that of the moments.
     """
-    moments: dict[tuple[Key, int], Tensor] = {}
+    found: dict[Key, tuple[Tensor | None, Tensor | None]] = {}
+    known: list[_Found] = []  # of inputs that several layers have
     for key, side in sides.items():
-        for place in {0, 1} if rank == "full" else {side.inputs}:
+        wanted = {0, 1} if rank == "full" else {side.inputs}
+        chosen: list[Tensor | None] = [None, None]
+        for place in wanted:
             moment = _combined(side, place)
             if moment is not None:
-                moments[key, place] = moment
-    vectors = dict(zip(moments, _eigenvectors(list(moments.values())), strict=True))
-    cut: dict[int, Tensor] = {}  # layers with the same inputs share them
-    for key_and_place, whole in vectors.items():
-        if id(whole) not in cut:
-            kept = whole[:, -_count(rank, len(whole)) :].flip(-1)
-            cut[id(whole)] = kept.to(dtype or moments[key_and_place].dtype).contiguous()
-    found: dict[Key, tuple[Tensor | None, Tensor | None]] = {}
-    for key in sides:
-        sides_of = [vectors.get((key, place)) for place in (0, 1)]
-        left, right = (None if each is None else cut[id(each)] for each in sides_of)
-        found[key] = (left, right)
+                count = _count(rank, len(moment))
+                chosen[place] = _directions(moment, count, dtype or moment.dtype, known)
+        found[key] = (chosen[0], chosen[1])
     bases: dict[Tensor, Basis] = {}
     for (param, index), pair in found.items():
         if index is None:
@@ -168,53 +161,20 @@ def _combined(side: Moments, place: int) -> Tensor | None:
     return total
 
 
-def _eigenvectors(moments: Sequence[Tensor]) -> list[Tensor]:
-    """Return the eigenvectors of each, as columns by growing eigenvalue; of equal ones once."""
-    different: list[Tensor] = []
-    places: list[int] = []
-    known: dict[tuple[int, float], list[int]] = {}
-    for moment in moments:
-        same = known.setdefault((len(moment), float(moment.trace())), [])
-        place = next((n for n in same if torch.equal(different[n], moment)), None)
-        if place is None:
-            place = len(different)
-            different.append(moment)
-            same.append(place)
-        places.append(place)
-    if different and all(moment.is_cuda for moment in different):
-        found = _on_streams(_diagonalize, different)
-    else:
-        found = [_diagonalize(moment) for moment in different]
-    return [found[place] for place in places]
-
-
-def _diagonalize(moment: Tensor) -> Tensor:
+def _directions(moment: Tensor, count: int, dtype: torch.dtype, known: list[_Found]) -> Tensor:
+    """Return the eigenvectors of the largest eigenvalues, as columns, those first."""
+    mark = (len(moment), float(moment.trace()))
+    for other_mark, other, directions in known:
+        if other_mark == mark and torch.equal(other, moment):
+            return directions
     # A GPU is slow in double precision, and directions that are confused there matter little.
     exact = moment if moment.is_cuda else moment.double()
-    scale = exact.trace().clamp(min=torch.finfo(exact.dtype).tiny)
-    vectors: Tensor = torch.linalg.eigh(exact / scale).eigenvectors
-    return vectors
-
-
-def _on_streams(function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return a function of each tensor; a GPU calculates several small ones at a time."""
-    device = tensors[0].device
-    main = torch.cuda.current_stream(device)
-    streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
-
-    def run(number: int) -> list[Tensor]:
-        with torch.cuda.stream(streams[number]):
-            streams[number].wait_stream(main)
-            found = [function(tensor) for tensor in tensors[number::_STREAMS]]
-        for tensor in found:
-            tensor.record_stream(main)
-        return found
-
-    with ThreadPoolExecutor(_STREAMS) as pool:
-        parts = list(pool.map(run, range(_STREAMS)))
-    for stream in streams:
-        main.wait_stream(stream)
-    return [parts[place % _STREAMS][place // _STREAMS] for place in range(len(tensors))]
+    vectors: Tensor = torch.linalg.eigh(
+        exact / exact.trace().clamp(min=torch.finfo(exact.dtype).tiny)
+    ).eigenvectors
+    directions = vectors[:, -count:].flip(-1).to(dtype).contiguous()
+    known.append((mark, moment, directions))
+    return directions
 
 
 def _stack(
