@@ -417,7 +417,7 @@ CHANGES: dict[
         r"\(\d+, 2\).*before .*\(\d+, 3\)",
     ),
     "fewer rows": (lambda y: y, lambda y: y[:5], ValueError, r"\(5, 3\).*before .*\(\d+, 3\)"),
-    "another dimension": (lambda y: y, lambda y: y[None], ValueError, r"\(1, \d+, 3\).*\(\d+, 3\)"),
+    "another dimension": (lambda y: y, lambda y: y[None], ValueError, r"\(1, \d+, 3\).*\d+, 3\)"),
     "a distribution now": (lambda y: y, lambda y: Normal(y, 1.0), TypeError, "gave logits before"),
     "logits now": (lambda y: Normal(y, 1.0), lambda y: y, TypeError, "a distribution before"),
     "a tuple now": (lambda y: y, lambda y: (y,), TypeError, "with tuple now"),
