@@ -135,13 +135,15 @@ class SynGAPTrainer(Trainer):
     ) -> Any:
         """Compute the loss as the Trainer does; in training, add the teacher's or observe."""
         given = dict(inputs)  # from which the Trainer takes labels that it smooths
+        learns = model.training and torch.is_grad_enabled()
+        teacher: Tensor | None = None
+        if learns and self.protection is not None:  # first, when it takes the least memory
+            teacher = self._teacher_loss(self.protection, num_items_in_batch)
         loss, outputs = super().compute_loss(
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        learns = model.training and torch.is_grad_enabled()
         if self.protection is not None:
-            if learns:
-                loss = loss + self._teacher_loss(self.protection, num_items_in_batch)
+            loss = loss if teacher is None else teacher + loss
             return (loss, outputs) if return_outputs else loss
         if learns and not self._observes and not self.gate.has_importance:
             raise RuntimeError(

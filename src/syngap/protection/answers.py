@@ -17,7 +17,7 @@ from syngap.optim.tensors import wide
 
 __all__ = ["Answers", "divergence", "take_answers"]
 
-AT_A_TIME = 1 << 23  # probabilities that are in memory in full precision
+AT_A_TIME = 1 << 25  # probabilities that are in memory in full precision
 
 
 @dataclass(frozen=True)

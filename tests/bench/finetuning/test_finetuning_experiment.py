@@ -24,6 +24,7 @@ from syngap.bench.config.finetuning import FinetuningExperiment, parse_experimen
 from syngap.bench.doctor import findings
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import models
+from syngap.bench.finetuning.frontier import LEVELS
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
@@ -394,6 +395,13 @@ def test_a_number_of_forgetting_is_that_of_the_table() -> None:
     assert forgetting_of(found, "gate", "english", "trained") == "0.38 (0.25 to 0.50)"
     assert forgetting_of(found, "gate", "english", "interpolated") == "0.10 (0.10 to 0.10)"
     assert forgetting_of(found, "gate", "english", "equal_time") == "0.20 (0.20 to 0.20)"
+    with pytest.raises(UserError, match="equal_time"):
+        forgetting_of(found, "gate", "english", "equal_time", 0.95)
+    of_levels = [
+        float(forgetting_of(found, "gate", "english", "trained", level).split()[0])
+        for level in LEVELS
+    ]
+    assert sum(of_levels) / len(LEVELS) == pytest.approx(0.38, abs=0.01)
 
 
 # Command ------------------------------------------------------------------------------------------

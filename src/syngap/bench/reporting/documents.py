@@ -189,8 +189,15 @@ def _comparison(results: Results, NAME: str, *, rows: str = "") -> str:
     return comparison_table.markdown(found, rows.split(",") if rows else None, [source])
 
 
-def _forgetting(results: Results, NAME: str, ROW: str, KIND: str, *, at: str = "trained") -> str:
-    return comparison_table.forgetting_of(compare_methods(results.runs(NAME)), ROW, KIND, at)
+def _forgetting(
+    results: Results, NAME: str, ROW: str, KIND: str, *, at: str = "trained", level: str = ""
+) -> str:
+    try:
+        share = float(level) if level else None
+    except ValueError:
+        raise UserError(f"level: got {level!r}, expected a share of AdamW's best gain") from None
+    found = compare_methods(results.runs(NAME))
+    return comparison_table.forgetting_of(found, ROW, KIND, at, share)
 
 
 def _curve(

@@ -106,6 +106,8 @@ class Results:
 
     def search(self, name: str) -> Search | None:
         """Return the search that chose the values of an experiment, None where there was none."""
+        if not (self.folder / name / _SEARCH).exists():
+            return None
         return read_search(self.folder / name, self.rows(name))
 
     def search_place(self, name: str) -> str:

@@ -8,8 +8,16 @@ from statistics import fmean
 from rich.table import Table
 
 from syngap.bench.errors import UserError
+from syngap.bench.finetuning.frontier import as_trained, relative_forgetting
+from syngap.bench.finetuning.point import Point
 from syngap.bench.options import shown
-from syngap.bench.reporting.finetuning.comparison import Comparison, Outcome, Ratios
+from syngap.bench.reporting.finetuning.comparison import (
+    BASELINE,
+    Comparison,
+    Outcome,
+    Ratios,
+    Tried,
+)
 
 __all__ = ["cells", "columns", "forgetting_of", "headline", "markdown", "notes", "table"]
 
@@ -94,7 +102,9 @@ def markdown(
     return "\n".join([*body, "", *notes(found), *more]) + "\n"
 
 
-def forgetting_of(found: Comparison, row: str, kind: str, at: str) -> str:
+def forgetting_of(
+    found: Comparison, row: str, kind: str, at: str, level: float | None = None
+) -> str:
     """Return a method's forgetting relative to AdamW as text: mean over seeds, and range.
 
     Args:
@@ -102,6 +112,7 @@ def forgetting_of(found: Comparison, row: str, kind: str, at: str) -> str:
         row: the method.
         kind: of old data.
         at: "trained", "interpolated" or "equal_time".
+        level: of AdamW's best gain, for "trained" and "interpolated"; None is the mean over all.
     """
     by_row = {outcome.family: outcome for outcome in found.outcomes}
     allowed: dict[str, Callable[[Outcome], Ratios]] = {
@@ -111,7 +122,20 @@ def forgetting_of(found: Comparison, row: str, kind: str, at: str) -> str:
     }
     for given, known in ((row, by_row), (kind, found.old), (at, allowed)):
         _check_known(given, known)
-    return _summary(allowed[at](by_row[row])[kind])
+    if level is None:
+        return _summary(allowed[at](by_row[row])[kind])
+    choices: dict[str, Callable[[Tried], list[Point]]] = {
+        "trained": lambda tried: as_trained(tried.points),
+        "interpolated": lambda tried: tried.points,
+    }
+    _check_known(at, choices)
+    base = next(one.family for one in found.outcomes if one.method == BASELINE)
+    ratios = []
+    for seed in by_row[row].seeds:
+        tried, adamw = found.tried[row][seed], as_trained(found.tried[base][seed].points)
+        points = choices[at](tried)
+        ratios.append(relative_forgetting(points, adamw, tried.start, kind, [level]))
+    return _summary(ratios)
 
 
 def _check_known(name: str, known: Collection[str]) -> None:
