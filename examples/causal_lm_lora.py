@@ -8,12 +8,15 @@ import tempfile
 
 import torch
 import transformers as hf
-from causal_lm import CONFIG, language
 from peft import LoraConfig, get_peft_model
 
 from syngap.integrations.transformers import SynGAPTrainer
 
 STEPS = 20
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+CONFIG = hf.LlamaConfig(vocab_size=28, num_attention_heads=2, eos_token_id=None, **SHAPE)
+ROWS = (torch.arange(31) + torch.arange(1024).unsqueeze(1)) % 16  # counting, from anywhere
+TEXT = [{"input_ids": row, "labels": row} for row in ROWS]
 
 
 def trainer(folder: str) -> SynGAPTrainer:
@@ -31,7 +34,7 @@ def trainer(folder: str) -> SynGAPTrainer:
         report_to="none",
         use_cpu=True,
     )
-    return SynGAPTrainer(model, args, train_dataset=language(0, 2, 18), gate={"consolidation": 0.9})
+    return SynGAPTrainer(model, args, train_dataset=TEXT, gate={"consolidation": 0.9})
 
 
 def main(folder: str) -> None:

@@ -40,6 +40,22 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*NEEDS}
 
 
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_imports_nothing_that_is_not_there_or_named_here(name: str) -> None:
+    """Where a package is missing the example is skipped, and this would not be seen."""
+    tree = ast.parse((EXAMPLES / name).read_text("utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = [
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in nodes
+        for alias in node.names
+    ]
+    imported = {module.partition(".")[0] for module in modules}
+    here = {path.stem for path in EXAMPLES.glob("*.py")}
+    allowed = {*sys.stdlib_module_names, "torch", "syngap", "sklearn", "numpy", *NEEDS[name], *here}
+    assert imported <= allowed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDS)
 def test_example(name: str, tmp_path: Path) -> None:

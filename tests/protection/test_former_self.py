@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
+from torch.utils.checkpoint import checkpoint
 
 import syngap
 from syngap.protection import Protection, teacher
@@ -45,11 +46,12 @@ def build() -> Net:
 
 
 # Bytes for answers to KNOWN: enough for all, for what the last layer makes them of, for nothing.
-ROOM = {"whole": 24 * CLASSES * 4, "features": 24 * 8 * 4, "again": 0}
+FEATURES = (24 * 8 + 9 * CLASSES) * 4  # with the last layer itself
+ROOM = {"whole": 24 * CLASSES * 4, "features": FEATURES, "again": 0}
 
 
 def store(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "room_for_answers", lambda model: ROOM[kept])
+    monkeypatch.setattr(teacher, "byte_limit", lambda model: ROOM[kept])
 
 
 @pytest.fixture(params=["features", "again"])
@@ -103,17 +105,17 @@ def test_training_ends_with_the_same_bits_whatever_is_stored(
     ("change", "room", "passes"),
     [
         (lambda logits: logits, 24 * CLASSES * 4, 1),
-        (lambda logits: logits, 24 * 8 * 4, 1),
-        (lambda logits: logits, 24 * 8 * 4 - 1, 2),
-        (lambda logits: 1.5 * logits, 24 * 8 * 4, 2),  # not the last layer's product
-        (lambda logits: logits[:, 1:], 24 * 8 * 4, 2),
-        (lambda logits: Categorical(logits=logits), 24 * 8 * 4, 2),
+        (lambda logits: logits, FEATURES, 1),
+        (lambda logits: logits, FEATURES - 1, 2),
+        (lambda logits: 1.001 * logits, FEATURES, 2),  # not the last layer's product
+        (lambda logits: logits[:, 1:], FEATURES, 2),
+        (lambda logits: Categorical(logits=logits), FEATURES, 2),
     ],
 )
 def test_what_does_not_fit_into_memory_is_calculated_again(
     change: Callable[[Tensor], Any], room: int, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher, "room_for_answers", lambda model: room)
+    monkeypatch.setattr(teacher, "byte_limit", lambda model: room)
     model = build()
     protection = syngap.protect(model, KNOWN, predict=lambda x: change(model(x)), every=1)
     seen: list[Tensor] = []
@@ -145,14 +147,14 @@ def test_there_is_room_for_as_much_as_the_weights_that_learn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = build()
-    assert teacher.room_for_answers(model) == teacher.STORED
-    monkeypatch.setattr(teacher, "STORED", 0)
+    assert teacher.byte_limit(model) == teacher.SMALL
+    monkeypatch.setattr(teacher, "SMALL", 0)
     learned = sum(param.nbytes for param in model.parameters() if param.requires_grad)
-    assert teacher.room_for_answers(model) == learned > 0
+    assert teacher.byte_limit(model) == learned > 0
 
 
-def test_the_graph_is_gone_when_the_loss_is_returned() -> None:
-    """So that it is not in memory beside that of the new batch."""
+def test_a_gradient_is_all_that_is_left_of_the_graph_until_the_backward_pass() -> None:
+    """So that the graph is not in memory beside that of the new batch."""
     model = build()
     protection = syngap.protect(model, KNOWN)
     alive: set[int] = set()
@@ -165,18 +167,141 @@ def test_the_graph_is_gone_when_the_loss_is_returned() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
         loss = protection.loss()
-    assert loss.requires_grad
+    learned = [param for param in model.parameters() if param.requires_grad]
+    assert len(alive) == len(learned)
+    loss.backward()
     assert not alive
+
+
+# Gradients that must not be taken early -----------------------------------------------------------
+
+
+def gradients_of(loss: Tensor, model: nn.Module) -> list[Tensor | None]:
+    model.zero_grad()
+    loss.backward()
+    return [param.grad for param in model.parameters()]
 
 
 def test_parameters_outside_of_the_model_get_a_gradient_too() -> None:
     model, outside = nn.Linear(6, 8), nn.Linear(8, 5)
+    outside.requires_grad_(False)
     protection = syngap.protect(model, KNOWN, predict=lambda x: outside(model(x)), gate=False)
     with torch.no_grad():
         outside.weight.add_(torch.randn(outside.weight.shape))
     protection.loss().backward()
+    outside.requires_grad_(True)  # learns from now on
+    protection.loss().backward()
     assert outside.weight.grad is not None
     assert model.weight.grad is not None
+
+
+def test_a_hook_of_a_parameter_runs_once() -> None:
+    model = build()
+    protection = syngap.protect(model, KNOWN, gate=False, anchors=24)
+    with torch.no_grad():
+        model.head.weight.add_(torch.randn(model.head.weight.shape))
+    gradients_of(protection.loss(), model)
+    expected = model.head.weight.grad
+    assert expected is not None
+    model.head.weight.register_hook(lambda grad: -0.1 * grad)
+    gradients_of(protection.loss(), model)
+    torch.testing.assert_close(model.head.weight.grad, -0.1 * expected)
+
+
+def test_a_parameter_that_takes_no_part_gets_no_gradient() -> None:
+    """DDP with find_unused_parameters=True would wait for it."""
+    model = build()
+    model.unused = nn.Parameter(torch.zeros(3))
+    loss = syngap.protect(model, KNOWN, gate=False).loss()
+    assert loss.grad_fn is not None
+    known = loss.grad_fn.next_functions[0][0]
+    assert known is not None
+    reached = [node for node, _ in known.next_functions if node is not None]
+    assert len(reached) == sum(param.requires_grad for param in model.parameters()) - 1
+
+
+def test_small_numbers_of_float16_are_scaled_before_they_vanish() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2000).half()
+    known = torch.randn(256, 6).half()
+    protection = syngap.protect(model, known, gate=False, anchors=256)
+    with torch.no_grad():
+        before = model(known).double().softmax(-1)
+        model.weight.add_(0.01 * torch.randn(model.weight.shape))
+        difference = (model(known).double().softmax(-1) - before) / len(known)
+    (65536.0 * protection.loss()).backward()
+    assert model.weight.grad is not None
+    expected = difference.T @ known.double()
+    found = model.weight.grad.double() / 65536.0
+    assert ((found - expected).norm() / expected.norm()).item() < 0.02
+
+
+def test_reentrant_checkpoints_are_allowed() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+
+    def predict(x: Tensor) -> Tensor:
+        logits: Tensor = checkpoint(model, x.requires_grad_(), use_reentrant=True)
+        return logits
+
+    protection = syngap.protect(model, KNOWN, predict=predict, gate=False)
+    assert all(each is not None for each in gradients_of(protection.loss(), model))
+
+
+def test_calls_without_a_teacher_can_be_differentiated_too() -> None:
+    model = build()
+    protection = syngap.protect(model, KNOWN, every=2)
+    protection.loss().backward()
+    with torch.no_grad():
+        assert not protection.loss().requires_grad
+
+
+# What is stored, batch by batch -------------------------------------------------------------------
+
+
+def test_features_are_stored_only_if_each_batch_is_their_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head for each task, or a mask that changes nothing in the first batch."""
+    model = nn.Linear(6, 8)
+    heads = [nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)]
+    monkeypatch.setattr(teacher, "byte_limit", lambda model: 12 * CLASSES * 4)
+    batches = [(x, place % 2) for place, x in enumerate(KNOWN.split(4))]
+    protection = syngap.protect(
+        model, batches, predict=lambda batch: heads[batch[1]](model(batch[0])), gate=False, every=1
+    )
+    assert [protection.loss().item() for _ in batches] == pytest.approx([0.0] * 6, abs=1e-6)
+
+
+def test_stored_batches_of_several_lengths_stay_below_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = 4000
+    monkeypatch.setattr(teacher, "byte_limit", lambda model: limit)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES))
+    batches = [torch.randn(8, length, 6) for length in (1, 200)]
+    protection = syngap.protect(model, batches, gate=False, every=1)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    protection.loss()
+    assert len(calls) == 2  # nothing fits
+
+
+@pytest.mark.usefixtures("again")
+def test_weights_that_have_another_name_now_are_refused() -> None:
+    """As when adapters are put into a model after protect()."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5))
+    protection = syngap.protect(model, KNOWN, gate=False, every=1)
+    model[0] = nn.Sequential(model[0], nn.Linear(8, 8))
+    with pytest.raises(ValueError, match=r"other parameters than at protect"):
+        protection.loss()
+
+
+@pytest.mark.usefixtures("not_whole")
+def test_inputs_of_a_later_batch_that_are_not_finite_are_refused() -> None:
+    known = KNOWN.clone()
+    known[-1] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        syngap.protect(build(), known, gate=False)
 
 
 def test_answers_that_are_not_stored_whole_are_asked_for_at_every_second_call(

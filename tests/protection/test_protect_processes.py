@@ -83,7 +83,8 @@ FORMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 WAYS: dict[str, Callable[[Any], nn.Module]] = {"ddp": DistributedDataParallel}
 WAYS |= {"fsdp": shard} if HAS_FSDP else {}
-ANSWERS_AGAIN = ("filtered", "observed")  # former answers are calculated again, not stored
+# Former answers are calculated again, or made of features where no weight is sharded.
+BYTE_LIMITS = {"filtered": 0, "observed": (40 * 3 + 3 * 4 + 4) * 8}
 PAIRS = [(way, form) for way in WAYS for form in FORMS]
 
 
@@ -100,8 +101,8 @@ def make(
     model: nn.Module, form: str, known: Tensor = KNOWN, **options: Any
 ) -> tuple[Protection, WrappedSynGAP]:
     base, own = FORMS[form]
-    room = mock.patch.object(teacher, "room_for_answers", return_value=0)
-    with room if form in ANSWERS_AGAIN else nullcontext():
+    limit = mock.patch.object(teacher, "byte_limit", return_value=BYTE_LIMITS.get(form))
+    with limit if form in BYTE_LIMITS else nullcontext():
         protection = syngap.protect(model, known, anchors=4, every=1, **own, **options)
     optimizer = protection.optimizer(base(model.parameters()))
     assert isinstance(optimizer, WrappedSynGAP)

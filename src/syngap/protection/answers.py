@@ -47,7 +47,7 @@ class Answers:
         return sum(value.nbytes for value in _tensors(self.prediction))
 
     def entropy(self) -> Tensor:
-        """Return the mean entropy of the answers: the loss that nothing can undercut."""
+        """Return the mean entropy of the answers: the lowest possible cross-entropy."""
         if isinstance(self.prediction, Distribution):
             return _mean(self.prediction.entropy(), self.mask)
         found = []

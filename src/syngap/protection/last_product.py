@@ -1,4 +1,4 @@
-"""The last layer of a model as a product: logits = features · Wᵀ + b.
+"""The last linear layer of a model: logits = features · Wᵀ + b.
 
 Logits of a large vocabulary take much memory, and the features that they are made of a hundredth.
 """
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["Head", "LastProduct"]
@@ -25,6 +24,11 @@ class Head:
     weight: Tensor
     bias: Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
     def answer(self, features: Tensor) -> Tensor:
         """Return the logits of features."""
         with torch.autocast(features.device.type, enabled=False):
@@ -32,12 +36,16 @@ class Head:
 
 
 class LastProduct(TorchFunctionMode):
-    """Notes the last call of `linear` while it is entered."""
+    """Notes the last call of `linear` while it is entered.
+
+    Attributes:
+        features: what was multiplied, in the precision of the product; None without a call.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._inputs: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self._dtype = torch.float32
+        self.features: Tensor | None = None
+        self._weights: tuple[Tensor, Tensor | None] | None = None
 
     def __torch_function__(
         self,
@@ -47,29 +55,20 @@ class LastProduct(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call the function, and note it where it is `linear`."""
-        found = func(*args, **(kwargs or {}))
+        product = func(*args, **(kwargs or {}))
         if func is F.linear:
-            names = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
-            self._inputs = names["input"], names["weight"], names.get("bias")
-            self._dtype = found.dtype
-        return found
+            named = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
+            self.features = named["input"].detach().to(product.dtype)
+            self._weights = named["weight"], named.get("bias")
+        return product
 
-    def features(self) -> Tensor | None:
-        """Return what was multiplied last, in the precision of the product."""
-        return None if self._inputs is None else self._inputs[0].detach().to(self._dtype)
-
-    def head_of(self, prediction: Tensor | Distribution) -> Head | None:
-        """Return the last layer where its product is the whole prediction, else None."""
-        if self._inputs is None or not isinstance(prediction, Tensor):
+    def head(self) -> Head | None:
+        """Return a copy of the layer that was called last."""
+        if self.features is None or self._weights is None:
             return None
-        features, weight, bias = self._inputs
-        if (*features.shape[:-1], len(weight)) != prediction.shape:
-            return None
-        weight, *rest = (
-            part.detach().to(self._dtype, copy=True) for part in (weight, bias) if part is not None
+        weight, bias = (
+            None if each is None else each.detach().to(self.features.dtype, copy=True)
+            for each in self._weights
         )
-        head = Head(weight, rest[0] if rest else None)
-        again = head.answer(features.to(self._dtype)).to(prediction.dtype)
-        error = (again - prediction).abs().max()
-        allowed = 4 * torch.finfo(self._dtype).eps * prediction.abs().max()
-        return head if bool(error <= allowed) else None
+        assert weight is not None
+        return Head(weight, bias)

@@ -83,7 +83,7 @@ def protect(
             update. None is True for Adam and AdamW with complete bases, which learn faster so.
         batch_size: so many inputs at a time, to take importance; batches that are given stay whole.
         anchors: so many inputs a call of `loss`.
-        every: `loss` is zero but at every k-th call, where it counts k times: 1 takes more time,
+        every: `loss` is zero except at every k-th call, where it counts k times: 1 takes more time,
             and keeps a little more. None is 1 where former answers are stored whole, else 2.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
@@ -254,7 +254,7 @@ class Protection:
         number = self.calls
         self.calls = number + 1
         if not self._uses_teacher or (number + 1) % self._every:
-            return torch.zeros((), device=self._device)
+            return torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
         weight = self._strength * self._every
         return weight * self._teacher.loss(self._place(number // self._every))
 

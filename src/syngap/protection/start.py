@@ -30,7 +30,7 @@ class Start:
         self.values = {
             name: tensor.detach().to("cpu", copy=True) for name, tensor in _floats(model).items()
         }
-        self._frozen = _frozen(model)
+        self._params, self._frozen = {name for name, _ in model.named_parameters()}, _frozen(model)
 
     @torch.no_grad()
     def interpolate(self, model: nn.Module, share: float) -> None:
@@ -44,11 +44,11 @@ class Start:
     def in_model(self, model: nn.Module) -> Iterator[None]:
         """Let a model have these weights inside the block, without a trace in its graphs.
 
-        Weights are exchanged, not copied, unless they are sharded. What came later stays.
+        Weights are exchanged, not copied, unless they are sharded. Parameters that were added after
+        protect() keep their values.
         """
         parts = _floats(model)
-        params = {name for name, _ in model.named_parameters()}
-        self._check({name: parts[name] for name in self.values if name in params}, params)
+        self._check({name: parts[name] for name in self._params & parts.keys()}, self._params)
         unchanged = self._frozen & _frozen(model)
         exchanged = {
             name: tensor
@@ -56,10 +56,10 @@ class Start:
             if name not in unchanged and _has_shape(self.values.get(name), tensor)
         }
         for name, tensor in exchanged.items():
-            self.values[name] = self.values[name].to(tensor.device)
+            self.values[name] = self.values[name].to(tensor)
         sharded = any(is_sharded(param) for param in model.parameters())
         exchange = _copy if sharded else _point
-        held = {
+        current = {
             name: tensor.detach().clone() if sharded else tensor.data
             for name, tensor in exchanged.items()
         }
@@ -71,7 +71,7 @@ class Start:
         finally:
             if sharded:
                 reshard(model)
-            exchange(exchanged, held)
+            exchange(exchanged, current)
             torch.clear_autocast_cache()
 
     def grow(self, name: str, old: Tensor, new: Tensor) -> None:

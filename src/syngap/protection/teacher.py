@@ -1,14 +1,14 @@
 """The model's former self: distillation from it is Learning without Forgetting (Li and Hoiem 2016).
 
-Its answers are stored where they take little memory. Those of a language model over its whole
-vocabulary are stored as what its last layer made them of. Others are calculated again from the
-start's weights. To store a few likely tokens of each would forget more.
+Its answers are stored where they take little memory. Of a language model, whose answers are over a
+whole vocabulary, the inputs of its last linear layer (features) are stored. Other answers are
+calculated again from the start's weights. To store a few likely tokens of each would forget more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 
 from syngap.optim.consolidation import Predict, call, in_eval_mode
 from syngap.optim.sharded import reshard
-from syngap.optim.tensors import alike
+from syngap.optim.tensors import alike, is_sharded
 from syngap.protection import anchors
 from syngap.protection.answers import (
     Answers,
@@ -31,13 +31,13 @@ from syngap.protection.start import Start
 
 __all__ = ["Teacher"]
 
-STORED = 1 << 28  # bytes that are little whatever the size of the model
+SMALL = 1 << 28  # bytes that are stored whatever the size of the model
 
 
-def room_for_answers(model: nn.Module) -> int:
-    """Return how many bytes of answers are stored: not more than weights to answer with again."""
+def byte_limit(model: nn.Module) -> int:
+    """Return how many bytes of answers are stored: at most as many as the trained weights take."""
     learned = sum(param.nbytes for param in model.parameters() if param.requires_grad)
-    return max(STORED, learned)
+    return max(SMALL, learned)
 
 
 class Teacher:
@@ -59,65 +59,71 @@ class Teacher:
     ) -> None:
         self.batches, self.may_grow = batches, False
         self._model, self._start, self._predict = model, start, predict
-        self._stored: list[Answers] = []
-        self._features: list[Tensor] = []
+        self._width: int | None = None
+        self._stored: list[Answers] | None = []
+        self._features: list[Tensor] | None = []
         self._head: Head | None = None
-        self._is_alone: bool | None = None  # whether the model has all that its answers depend on
-        room = room_for_answers(model)
+        if any(is_sharded(param) for param in model.parameters()):
+            self._features = None  # FSDP2 frees the weights of a layer after its product
         with in_eval_mode(model), torch.no_grad():
-            with LastProduct() as product:
-                first = self._take(batches[0])
-            self._width = width_of(first.prediction)
-            if first.bytes * self._times_the_first() <= room:
-                self._stored = [first, *map(self._take, batches[1:])]
-            else:
-                self._store_features(first, product, room)
+            for batch in batches:
+                with LastProduct() as product:
+                    prediction = self._predict_batch(batch)
+                answers = take_answers(prediction, anchors.mask_of(batch, prediction))
+                self._width = width_of(answers.prediction) if batch is batches[0] else self._width
+                self._keep(answers, product)
+        self._drop_what_is_not_needed()
         reshard(model)
 
-    def _times_the_first(self) -> float:
-        """Return how many times as large as the first batch all are together."""
-        first, *others = map(anchors.length, self.batches)
-        return len(self.batches) if not first else 1 + sum(each or first for each in others) / first
+    def _drop_what_is_not_needed(self) -> None:
+        if self._stored is not None or self._features is None:
+            self._features, self._head = None, None
 
-    def _store_features(self, first: Answers, product: LastProduct, room: int) -> None:
-        """Store what the last layer makes answers of, where that is all it does."""
-        features = product.features()
-        if features is None or features.nbytes * self._times_the_first() > room:
+    def _keep(self, answers: Answers, product: LastProduct) -> None:
+        """Store the answers to a batch, and its features, as long as there is room for them."""
+        limit = byte_limit(self._model)
+        if self._stored is not None:
+            self._stored.append(answers)
+            if sum(each.bytes for each in self._stored) > limit:
+                self._stored = None
+        if self._features is None:
             return
-        self._head = product.head_of(first.prediction)
-        if self._head is None:
+        self._head = self._head or product.head()
+        features, prediction = product.features, answers.prediction
+        if self._head is None or features is None or not isinstance(prediction, Tensor):
+            self._features = None
             return
-        self._features = [features]
-        for batch in self.batches[1:]:
-            with product:
-                self._asked(batch)
-            found = product.features()
-            assert found is not None
-            self._features.append(found)
+        features = features.clone()  # of a view it would keep the whole
+        self._features.append(features)
+        fits = sum(each.nbytes for each in self._features) + self._head.nbytes <= limit
+        is_narrow = features.shape[-1] != self._head.weight.shape[-1]
+        if not fits or is_narrow:
+            self._features = None
+        elif not torch.equal(self._head.answer(features).to(prediction.dtype), prediction):
+            self._features = None  # more than the product of one layer
 
     @property
     def stores(self) -> bool:
         """Whether former answers are stored whole."""
-        return bool(self._stored)
+        return self._stored is not None
 
     def loss(self, place: int) -> Tensor:
         """Return KL(before ‖ now) on one batch.
 
-        Its gradient is taken here and now, so that the graph is gone before that of the new batch
-        is made, or before its backward pass.
+        Where that is safe its gradient is taken at once, so that its graph is not in memory beside
+        that of the new batch.
         """
         before = self.before(place)
-        learned = [param for param in self._model.parameters() if param.requires_grad]
-        with in_eval_mode(self._model), torch.enable_grad():
+        with in_eval_mode(self._model):
             found = divergence(before, self._now(place))
-            if not found.requires_grad:
-                return found
-            if self._is_alone is None:
-                self._is_alone = _leaves(found) <= set(learned)
-            if not self._is_alone:  # FSDP2's shards, or parameters outside of the model
-                return found
-            gradients = torch.autograd.grad(found, learned, allow_unused=True)
-        return cast(Tensor, _Given.apply(found.detach(), gradients, *learned))  # type: ignore[no-untyped-call]
+        learned = [param for param in self._model.parameters() if param.requires_grad]
+        if not found.requires_grad or not _is_differentiable_now(found, set(learned)):
+            return found
+        gradients = torch.autograd.grad(found, learned, allow_unused=True)
+        pairs = [pair for pair in zip(learned, gradients, strict=True) if pair[1] is not None]
+        params, known = zip(*pairs, strict=True)
+        loss: Tensor = _KnownGradient.apply(found.detach(), known, *params)  # type: ignore[no-untyped-call]
+        return loss
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
@@ -130,61 +136,65 @@ class Teacher:
     @torch.no_grad()
     def before(self, place: int) -> Answers:
         """Return what the model answered to one batch before training."""
-        if self._stored:
+        if self._stored is not None:
             return self._stored[place]
-        if self._head is not None:
+        if self._head is not None and self._features is not None:
             batch, features = self.batches[place], self._features[place]
             logits = self._head.answer(features)
             return Answers(logits, anchors.mask_of(batch, logits))
         with in_eval_mode(self._model), self._start.in_model(self._model):
-            prediction = self._asked(self.batches[place])
+            prediction = self._predict_batch(self.batches[place])
         answers = Answers(prediction, anchors.mask_of(self.batches[place], prediction))
         return answers.only(self._width) if self.may_grow else answers
 
     def _now(self, place: int) -> Tensor | Distribution:
-        prediction = self._asked(self.batches[place])
+        prediction = self._predict_batch(self.batches[place])
         return first_classes(prediction, self._width) if self.may_grow else prediction
 
-    def _asked(self, batch: Any) -> Tensor | Distribution:
+    def _predict_batch(self, batch: Any) -> Tensor | Distribution:
         batch = anchors.moved(batch, next(self._model.parameters()).device)
         found: Tensor | Distribution = (
             self._predict(batch) if self._predict else call(self._model, batch)
         )
         return found
 
-    def _take(self, batch: Any) -> Answers:
-        prediction = self._asked(batch)
-        return take_answers(prediction, anchors.mask_of(batch, prediction))
 
-
-class _Given(torch.autograd.Function):
+class _KnownGradient(torch.autograd.Function):
     """A loss whose gradient is known."""
 
     @staticmethod
-    def forward(
-        ctx: Any, loss: Tensor, gradients: tuple[Tensor | None, ...], *params: Tensor
-    ) -> Tensor:
-        ctx.gradients = gradients
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *params: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         scaled: dict[Tensor, Tensor] = {}
-        for some in alike([each for each in ctx.gradients if each is not None]):
+        for some in alike(ctx.saved_tensors):
             scaled |= zip(some, torch._foreach_mul(some, grad.to(some[0])), strict=True)
-        return None, None, *(None if each is None else scaled[each] for each in ctx.gradients)
+        return None, None, *(scaled[each] for each in ctx.saved_tensors)
 
 
-def _leaves(found: Tensor) -> set[Tensor]:
-    """Return the tensors that a graph ends in."""
-    leaves, seen, left = set(), set(), [found.grad_fn]
+def _is_differentiable_now(found: Tensor, learned: set[Tensor]) -> bool:
+    """Return whether a gradient can be taken before that of the whole loss.
+
+    Not so where a graph has other leaves (parameters outside of the model, FSDP2's), where a hook
+    of a parameter would run twice, where small numbers of float16 wait for a scaler, and where
+    reentrant checkpointing needs `backward()`.
+    """
+    if any(param._backward_hooks for param in learned):
+        return False
+    seen, left = set(), [found.grad_fn]
     while left:
         node = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(node.variable)
+        if hasattr(node, "variable") and node.variable not in learned:
+            return False
+        is_half = any(each.dtype is torch.float16 for each in node._input_metadata)
+        if is_half or node.name().startswith("CheckpointFunction"):
+            return False
         left += [following for following, _ in node.next_functions]
-    return leaves
+    return True

@@ -52,7 +52,7 @@ def _square(path: Path, size: int) -> torch.Tensor:
 def split_known(found: Labelled, animals: int) -> tuple[Labelled, dict[str, Labelled]]:
     """Return known images for anchors, and those to test on by kind.
 
-    Every second image of a known class is for anchors. Of the other kind there are none.
+    Every second image of the known kind is for anchors. Of the other kind there are none.
 
     Args:
         found: all images.
