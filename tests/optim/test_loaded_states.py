@@ -236,13 +236,8 @@ def test_whatever_is_replaced_in_a_state_is_refused_or_works(name: str, used: bo
             outcome = after_steps(model, optimizer)
             given = copy.deepcopy(saved)  # steps may have changed what was given
             # A rate or a momentum may be large and finite, as a gradient may; an error says so.
-            gate = path[0] == "state" and path[-1] in (
-                "importance",
-                "mean",
-                "turn",
-                "left",
-                "right",
-            )
+            kept = ("importance", "mean", "turn", "left", "right")
+            gate = path[0] == "state" and path[-1] in kept
             if outcome not in ({"finite"} if gate else {"finite", "said"}):
                 accepted.append(f"{case}: {outcome}")
             model, optimizer = made(make, used)
