@@ -40,7 +40,7 @@ ULP = 2**-7  # from a bfloat16 to the next, at most, relative to it
 SIZE, LOOKS = 384, 200
 # Root mean square over elements, and error of the mean, at any time. Of what is averaged the noise
 # is the root of (1 - retention): 10 %, 3 % and 1 %.
-STEPS = {0.99: 20_000, 0.999: 40_000, 0.9999: 70_000}
+STEPS = {0.99: 10_000, 0.999: 20_000, 0.9999: 70_000}
 ALLOWED = {0.99: (0.025, 0.02), 0.999: (0.045, 0.02), 0.9999: (0.055, 0.03)}
 
 

@@ -186,13 +186,14 @@ def alone(form: str) -> Any:
 
 # Steps --------------------------------------------------------------------------------------------
 
-CHECKS: Checks = {}
+PROTECT: Checks = {}
+CHECKS = {"PROTECT": PROTECT}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What all checks returned; the processes are started once."""
-    return run(__name__, ["CHECKS"], tmp_path_factory)["CHECKS"]
+    return run(__name__, tmp_path_factory)["PROTECT"]
 
 
 def together(way: str, form: str, rank: int) -> Any:
@@ -211,7 +212,7 @@ def layers(model: Any) -> tuple[Any, Any]:
 
 
 for way, form in PAIRS:
-    CHECKS[f"{way}-{form}"] = partial(together, way, form)
+    PROTECT[f"{way}-{form}"] = partial(together, way, form)
 
 
 @pytest.mark.parametrize(("way", "form"), PAIRS)
@@ -260,7 +261,7 @@ RESUMED = [
     for form in ("rotated", "filtered")
 ]
 for way, saved_by, form in RESUMED:
-    CHECKS[f"resumed-{way}-{saved_by}-{form}"] = partial(resumed, way, saved_by, form)
+    PROTECT[f"resumed-{way}-{saved_by}-{form}"] = partial(resumed, way, saved_by, form)
 
 
 @pytest.mark.parametrize(("way", "saved_by", "form"), RESUMED)
@@ -288,7 +289,7 @@ def untouched(rank: int) -> Any:
 
 
 if HAS_FSDP:
-    CHECKS["untouched"] = untouched
+    PROTECT["untouched"] = untouched
 
 
 @pytest.mark.skipif(not HAS_FSDP, reason="FSDP2 of this torch does not run on a CPU")
@@ -328,7 +329,7 @@ SAID = {
     "model": ("NotFiniteError: ", True),
 }
 for way in WAYS:
-    CHECKS[f"failing-{way}"] = partial(failing, way)
+    PROTECT[f"failing-{way}"] = partial(failing, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -360,7 +361,7 @@ def refused(rank: int) -> dict[str, str]:
 
 
 if HAS_FSDP:
-    CHECKS["refused"] = refused
+    PROTECT["refused"] = refused
 
 
 @pytest.mark.skipif(not HAS_FSDP, reason="FSDP2 of this torch does not run on a CPU")
@@ -377,7 +378,7 @@ def by_itself(rank: int) -> Any:
     return protection.report().kl
 
 
-CHECKS["by-itself"] = by_itself
+PROTECT["by-itself"] = by_itself
 
 
 def test_without_a_group_each_process_has_a_model_of_its_own(found: Results) -> None:

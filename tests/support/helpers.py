@@ -135,15 +135,18 @@ def as_list(found: dict[str, Tensor] | list[Tensor]) -> list[Tensor]:
 
 def snapshot(model: nn.Module, optimizer: GatedOptimizer) -> dict[str, Any]:
     """Copies of everything that a call which fails must leave alone."""
-    return copy.deepcopy(
-        {
-            "values": values_of(model),
-            "gradients": [param.grad for param in model.parameters()],
-            "members": [id(param) for param in params_of(optimizer)],
-            "optimizer": optimizer.state_dict(),
-            "importance": as_list(optimizer.importance()),
-        }
-    )
+    return copy.deepcopy(contents(model, optimizer))
+
+
+def contents(model: nn.Module, optimizer: GatedOptimizer) -> dict[str, Any]:
+    """What `snapshot` copies, to be compared with a copy."""
+    return {
+        "values": values_of(model),
+        "gradients": [param.grad for param in model.parameters()],
+        "members": [id(param) for param in params_of(optimizer)],
+        "optimizer": optimizer.state_dict(),
+        "importance": as_list(optimizer.importance()),
+    }
 
 
 def has_forward_hooks(model: nn.Module) -> bool:

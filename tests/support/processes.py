@@ -1,8 +1,8 @@
 """Running checks in processes that talk to each other, so that a hang is a failure.
 
 A test module keeps named checks in dictionaries, a function of the rank each. One start of the
-processes runs them all (starting takes longer than checking); what they return is read by as many
-tests as there are promises.
+processes runs those of all modules that are collected (starting takes longer than checking); what
+they return is read by as many tests as there are promises.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 import warnings
@@ -24,9 +25,11 @@ import torch.distributed as dist
 from filelock import FileLock
 
 Checks = dict[str, Callable[[int], Any]]
+Found = dict[tuple[str, str], dict[str, tuple[bool, Any]]]  # by module and dictionary
 
 PROCESSES = 2
-LIMIT = 240.0  # seconds for all checks of a module; on two free cores they take about 20
+MODULES = ("test_distributed", "test_protect_processes")  # that have such dictionaries, in CHECKS
+LIMIT = 240.0  # seconds for all checks; on two free cores they take about 20
 PATIENCE = timedelta(seconds=30)  # for one message: who waits in vain fails, and says where
 
 needs_gloo = pytest.mark.skipif(
@@ -38,9 +41,9 @@ needs_gloo = pytest.mark.skipif(
 class Results:
     """What the checks returned, in each process."""
 
-    def __init__(self, folder: Path, dictionary: str) -> None:
+    def __init__(self, folder: Path, module: str, dictionary: str) -> None:
         ranks = [_read(folder / f"{rank}.pt") for rank in range(PROCESSES)]
-        self._ranks = [of.get(dictionary, {}) for of in ranks]
+        self._ranks = [of.get((module, dictionary), {}) for of in ranks]
 
     def __getitem__(self, check: str) -> list[Any]:
         """The results of a check by rank; fails with what it, or the one before, failed with."""
@@ -59,32 +62,31 @@ class Results:
         pytest.fail("\n".join([f"no result of {check!r}", *said]), pytrace=False)
 
 
-def run(
-    module: str, dictionaries: list[str], factory: pytest.TempPathFactory
-) -> dict[str, Results]:
-    """Run the checks of a module's dictionaries, once even if several testers ask."""
+def run(module: str, factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """Run the checks of all modules, once even if several testers ask; return those of one."""
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    folder = folder / f"processes-{module}"
+    folder = folder / "processes"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            if _start(module, dictionaries, folder):
+            if _start(folder):
                 # A process that a signal ended said nothing of a check: torch or gloo aborted it.
                 # Once in many runs that is chance; what is wrong with a check aborts again.
                 for file in folder.iterdir():
                     file.unlink()
                 print("a process was ended by a signal; all start again")
-                _start(module, dictionaries, folder)
-    return {dictionary: Results(folder, dictionary) for dictionary in dictionaries}
+                _start(folder)
+    return {name: Results(folder, module, name) for name in sys.modules[module].CHECKS}
 
 
-def _start(module: str, dictionaries: list[str], folder: Path) -> bool:
+def _start(folder: Path) -> bool:
     """Run the checks, and return whether a signal ended a process before the limit."""
+    modules = [module for module in MODULES if module in sys.modules]
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_enter, args=(rank, module, dictionaries, folder), daemon=True)
+        context.Process(target=_enter, args=(rank, modules, folder), daemon=True)
         for rank in range(PROCESSES)
     ]
     for process in processes:
@@ -99,10 +101,10 @@ def _start(module: str, dictionaries: list[str], folder: Path) -> bool:
     return aborted
 
 
-def _enter(rank: int, module: str, dictionaries: list[str], folder: Path) -> None:
+def _enter(rank: int, modules: list[str], folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    results: dict[str, dict[str, tuple[bool, Any]]] = {}
+    results: Found = {}
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'meeting'}",
@@ -110,9 +112,12 @@ def _enter(rank: int, module: str, dictionaries: list[str], folder: Path) -> Non
         world_size=PROCESSES,
         timeout=PATIENCE,
     )
-    for dictionary in dictionaries:
-        checks: Checks = getattr(importlib.import_module(module), dictionary)
-        found = results.setdefault(dictionary, {})
+    for key, checks in {
+        (module, dictionary): checks
+        for module in modules
+        for dictionary, checks in importlib.import_module(module).CHECKS.items()
+    }.items():
+        found = results.setdefault(key, {})
         for name, check in checks.items():
             try:
                 found[name] = (True, check(rank))
@@ -126,5 +131,5 @@ def _enter(rank: int, module: str, dictionaries: list[str], folder: Path) -> Non
     dist.destroy_process_group()
 
 
-def _read(file: Path) -> dict[str, dict[str, tuple[bool, Any]]]:
+def _read(file: Path) -> Found:
     return torch.load(file, weights_only=False) if file.exists() else {}
