@@ -4,7 +4,8 @@ Where to find what:
 
 - `protection`: `protect()` and what it returns
 - `anchors`: the known inputs, cut into batches
-- `teacher`: the model's former self; `answers`: what it answered, and KL(before ‖ now)
+- `teacher`: the model's former self; `answers`: what it answered, and KL(before ‖ now);
+  `last_product`: what the last layer makes answers of
 - `start`: the weights before training, to interpolate with and to answer with again
 - `samples`: texts that a language model writes itself
 - `processes`: one protection for all processes of DDP and FSDP2
