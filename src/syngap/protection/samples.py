@@ -23,7 +23,7 @@ def own_samples(
     prompts: Tensor | Sequence[Sequence[int]] | None = None,
     start: int | None = None,
     temperature: float = 1.0,
-    batch_size: int = 64,
+    batch_size: int = 256,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
 from torch.distributions import Distribution
 
 from syngap.optim.consolidation import Predict, call, in_eval_mode
@@ -63,6 +64,7 @@ class Teacher:
         self._stored: list[Answers] | None = []
         self._features: list[Tensor] | None = []
         self._head: Head | None = None
+        self._has_float16: bool | None = None
         if any(is_sharded(param) for param in model.parameters()):
             self._features = None  # FSDP2 frees the weights of a layer after its product
         with in_eval_mode(model), torch.no_grad():
@@ -117,13 +119,32 @@ class Teacher:
         with in_eval_mode(self._model):
             found = divergence(before, self._now(place))
         learned = [param for param in self._model.parameters() if param.requires_grad]
-        if not found.requires_grad or not _is_differentiable_now(found, set(learned)):
+        if not found.requires_grad or not self._is_differentiable_now(found, learned):
             return found
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
         pairs = [pair for pair in zip(learned, gradients, strict=True) if pair[1] is not None]
         params, known = zip(*pairs, strict=True)
         loss: Tensor = _KnownGradient.apply(found.detach(), known, *params)  # type: ignore[no-untyped-call]
         return loss
+
+    def _is_differentiable_now(self, found: Tensor, learned: list[nn.Parameter]) -> bool:
+        """Return whether a gradient can be taken before that of the whole loss.
+
+        Not so where a graph has other leaves (parameters outside of the model, FSDP2's), where a
+        hook of a parameter would run twice, where reentrant checkpointing needs `backward()`, and
+        where small numbers of float16 wait for a scaler. To look for these takes long in a large
+        graph, so only the first is looked at.
+        """
+        if any(param._backward_hooks for param in learned):
+            return False
+        nodes, own = _nodes(found), set(learned)
+        if self._has_float16 is None:
+            kinds = {each.dtype for node in nodes for each in node._input_metadata}
+            self._has_float16 = torch.float16 in kinds
+        leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+        names = {node.name() for node in nodes}
+        is_plain = not any(name.startswith("CheckpointFunction") for name in names)
+        return is_plain and not self._has_float16 and all(leaf in own for leaf in leaves)
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
@@ -176,25 +197,13 @@ class _KnownGradient(torch.autograd.Function):
         return None, None, *(scaled[each] for each in ctx.saved_tensors)
 
 
-def _is_differentiable_now(found: Tensor, learned: set[Tensor]) -> bool:
-    """Return whether a gradient can be taken before that of the whole loss.
-
-    Not so where a graph has other leaves (parameters outside of the model, FSDP2's), where a hook
-    of a parameter would run twice, where small numbers of float16 wait for a scaler, and where
-    reentrant checkpointing needs `backward()`.
-    """
-    if any(param._backward_hooks for param in learned):
-        return False
-    seen, left = set(), [found.grad_fn]
+def _nodes(found: Tensor) -> set[Node]:
+    """Return all nodes of a graph."""
+    assert found.grad_fn is not None
+    nodes, left = {found.grad_fn}, [found.grad_fn]
     while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and node.variable not in learned:
-            return False
-        is_half = any(each.dtype is torch.float16 for each in node._input_metadata)
-        if is_half or node.name().startswith("CheckpointFunction"):
-            return False
-        left += [following for following, _ in node.next_functions]
-    return True
+        for node, _ in left.pop().next_functions:
+            if node is not None and node not in nodes:
+                nodes.add(node)
+                left.append(node)
+    return nodes
