@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ def predictions(
     progress: Progress | None,
     generator: torch.Generator | None,
     during: AbstractContextManager[Any] | None = None,
-) -> Iterator[Tensor | Distribution]:
+) -> Generator[Tensor | Distribution, None, None]:
     """Yield the model's differentiable predictions, in eval mode, batch by batch.
 
     Modes, buffers and random states are afterwards what they were, also if it is stopped early.
@@ -50,13 +50,19 @@ def predictions(
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Run a model without dropout, and with the statistics that its normalisation has learned."""
     modes = [module for module in model.modules() if module.training]
-    for module in modes:
-        module.training = False
+    _set_training(modes, False)
     try:
         yield
     finally:
-        for module in modes:
-            module.training = True
+        _set_training(modes, True)
+
+
+def _set_training(modules: Iterable[nn.Module], training: bool) -> None:
+    for module in modules:
+        if "training" in vars(module):  # ten times as fast as through nn.Module
+            vars(module)["training"] = training
+        else:
+            module.training = training
 
 
 @contextmanager

@@ -9,7 +9,8 @@ what each weight is multiplied with and of the gradient of log p, whose eigenvec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +20,14 @@ from torch.distributions import Distribution
 
 from syngap.optim.basis import Basis
 from syngap.optim.consolidation import Predict, Progress, predictions
-from syngap.optim.moments import Moments, Rank, add_moments, find_bases, require_finite
+from syngap.optim.moments import (
+    Moments,
+    Rank,
+    add_moments,
+    are_enough,
+    find_bases,
+    require_finite,
+)
 from syngap.optim.scores import SCALE, Prediction, read_prediction
 from syngap.optim.sharded import reshard, whole_leaves
 from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
@@ -82,24 +90,30 @@ def take_knowledge(
     passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
     sides: dict[Key, Moments] = {}
     covered: set[Tensor] | None = None
-    for scored in passes.run(range(len(batches))):
-        if covered is None:
-            covered = _explained(scored, params)
-            passes.wanted = []
-        add_moments(scored.factors(covered), sides)
+    with closing(passes.run(range(len(batches)))) as first:
+        for scored in first:
+            if covered is None:
+                covered = _explained(scored, params)
+                passes.wanted = []
+            add_moments(scored.factors(covered), sides)
+            del scored
+            if are_enough(sides):
+                break
     assert covered is not None
-    seen = {
+    sides = {
         key: side
         for key, side in sides.items()
-        if any(bool(squares > 0) for use in side.uses for squares in use.squares)
+        if any(bool(use.squares(place) > 0) for use in side.uses for place in (0, 1))
     }
-    require_finite(seen, model)
-    bases = find_bases(seen, rank, dtype)
-    gathering = _Gathering(bases, {param for param, _ in seen}, params)
+    require_finite(sides, model)
+    bases = find_bases(sides, rank, dtype)
+    rows = {param: max(int(use.rows) for use in side.uses) for (param, _), side in sides.items()}
+    sides.clear()  # moments are large
+    gathering = _Gathering(bases, set(rows), params)
     passes.wanted = [param for param in params if param not in gathering.covered]
     for scored in passes.run(range(len(batches), 2 * len(batches))):
         gathering.add(scored)
-    rows = {param: max(int(use.rows) for use in side.uses) for (param, _), side in seen.items()}
+        del scored
     return gathering.finish(rows)
 
 
@@ -179,31 +193,36 @@ class _Passes:
         self.wanted = params  # whose gradients are taken as well
         self.leaves = whole_leaves(model, params)
 
-    def run(self, done: range) -> Iterator[_Scored]:
+    def run(self, done: range) -> Generator[_Scored, None, None]:
         recorder = Recorder(self.leaves.values())
         params = {leaf: param for param, leaf in self.leaves.items()}
+        found = predictions(
+            self.model,
+            self.batches,
+            batch_size=1,
+            predict=self.predict,
+            progress=None,
+            generator=None,
+            during=recorder,
+        )
         numbers = iter(zip(done, self.batches, strict=True))
-        with torch.enable_grad():
-            for prediction in predictions(
-                self.model,
-                self.batches,
-                batch_size=1,
-                predict=self.predict,
-                progress=None,
-                generator=None,
-                during=recorder,
-            ):
-                number, batch = next(numbers)
-                mask = self.mask_of(batch, prediction)
-                read = read_prediction(prediction, mask=mask, generator=self.generator)
-                for use in recorder.uses:
-                    use.key = params[use.key[0]], use.key[1]
-                if read.count:
-                    yield self._scored(read, recorder.uses)
-                recorder.uses.clear()
-                if self.progress is not None:
-                    self.progress(number + 1, 2 * len(self.batches))
-        reshard(self.model)
+        try:
+            with torch.enable_grad(), closing(found):
+                for prediction in found:
+                    number, batch = next(numbers)
+                    mask = self.mask_of(batch, prediction)
+                    read = read_prediction(prediction, mask=mask, generator=self.generator)
+                    del prediction  # here and below: none is in memory beside the next
+                    for use in recorder.uses:
+                        use.key = params[use.key[0]], use.key[1]
+                    if read.count:
+                        yield self._scored(read, recorder.uses)
+                    del read
+                    recorder.uses.clear()
+                    if self.progress is not None:
+                        self.progress(number + 1, 2 * len(self.batches))
+        finally:
+            reshard(self.model)
 
     def _scored(self, read: Prediction, uses: list[Use]) -> _Scored:
         outputs = list({id(use.output): use.output for use in uses}.values())

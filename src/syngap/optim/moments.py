@@ -17,6 +17,7 @@ __all__ = [
     "Rank",
     "add_moments",
     "affordable_rank",
+    "are_enough",
     "basis_dtype",
     "find_bases",
     "require_finite",
@@ -26,6 +27,8 @@ Rank: TypeAlias = "int | float | Literal['full']"
 _Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, directions
 
 LARGEST = 8192  # a side of more rows stays plain entries
+_ENOUGH = 16  # rows for each of a moment, and at least
+_FEWEST = 4096
 _SMALL = 1 << 26  # bytes: complete bases of a small model
 _FULL_BYTES = 8.0  # a parameter: larger complete bases give way to some directions
 _SHARE = 0.25  # of the inputs' directions
@@ -33,11 +36,16 @@ _SHARE = 0.25  # of the inputs' directions
 
 @dataclass
 class _Sums:
-    """The second moments of one use of a weight."""
+    """The second moments of one use of a weight; of a side without one, the squares alone."""
 
     moments: list[Tensor | None]
-    squares: list[Tensor]
+    norms: list[Tensor]
     rows: Tensor
+
+    def squares(self, place: int) -> Tensor:
+        """Return the sum of the squares of a side."""
+        moment = self.moments[place]
+        return self.norms[place] if moment is None else moment.trace()
 
 
 @dataclass
@@ -69,23 +77,35 @@ def add_moments(factors: Iterable[tuple[Use, Rows, Rows]], sides: dict[Key, Mome
         sums.rows = sums.rows + count
         for place, rows in enumerate((left, right)):
             if rows.is_one_hot:
-                sums.squares[place] = sums.squares[place] + count
+                sums.norms[place] = sums.norms[place] + count
                 continue
             chosen = rows.values.flatten(0, 1)
             if rows is not delta:  # whose rows are zero; to pick some would wait for the GPU
                 chosen = chosen.masked_fill(~used.unsqueeze(-1), 0.0)
-            sums.squares[place] = sums.squares[place] + chosen.square().sum()
-            if use.kind != "bias" and chosen.shape[-1] <= LARGEST:
-                moment = sums.moments[place]
-                product = chosen.T @ chosen
-                sums.moments[place] = product if moment is None else moment.add_(product)
+            if use.kind == "bias" or chosen.shape[-1] > LARGEST:
+                sums.norms[place] = sums.norms[place] + chosen.square().sum()
+                continue
+            moment = sums.moments[place]
+            product = chosen.T @ chosen
+            sums.moments[place] = product if moment is None else moment.add_(product)
+
+
+def are_enough(sides: Mapping[Key, Moments]) -> bool:
+    """Return whether more rows would change eigenvectors little."""
+    uses = [use for side in sides.values() for use in side.uses]
+    rows = torch.stack([use.rows.to(uses[0].rows.device) for use in uses]).tolist() if uses else []
+    return all(
+        moment is None or count >= max(_FEWEST, _ENOUGH * len(moment))
+        for use, count in zip(uses, rows, strict=True)
+        for moment in use.moments
+    )
 
 
 def require_finite(sides: Mapping[Key, Moments], model: nn.Module) -> None:
     """Refuse moments that overflowed, by the name of their weight."""
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     for (param, _), side in sides.items():
-        if not all(bool(squares.isfinite()) for use in side.uses for squares in use.squares):
+        if not all(bool(use.squares(place).isfinite()) for use in side.uses for place in (0, 1)):
             raise ValueError(
                 f"what goes through {names[param]}, or its gradient, is not finite: look at the "
                 "inputs, and in float16 load the model in bfloat16 or float32"
@@ -157,7 +177,7 @@ def _combined(side: Moments, place: int) -> Tensor | None:
         return moments[0]
     total = torch.zeros_like(moments[0])  # type: ignore[arg-type]
     for use, moment in zip(side.uses, moments, strict=True):
-        total.add_(moment * (use.squares[1 - place] / use.rows.clamp(min=1)))  # type: ignore[operator]
+        total.add_(moment * (use.squares(1 - place) / use.rows.clamp(min=1)))  # type: ignore[operator]
     return total
 
 

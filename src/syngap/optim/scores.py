@@ -102,7 +102,7 @@ def sample_labels(logits: Tensor, generator: torch.Generator | None = None) -> T
     """
     scores = wide(logits.detach())
     noise = torch.empty_like(scores).exponential_(generator=generator).log_()
-    return scores.sub(noise).argmax(dim=-1)
+    return noise.neg_().add_(scores).argmax(dim=-1)  # logits of a vocabulary are large
 
 
 def read_prediction(
