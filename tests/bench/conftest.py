@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 
 import pytest
+from tiny import yaml_composed_once
 
 IMPORTED = ["syngap.bench.runner.local", "syngap.bench.streams.arrays", "torch._dynamo", "pytest"]
 
@@ -18,3 +20,10 @@ def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     first.start()
     first.join()
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: workers)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_yaml() -> Iterator[None]:
+    """What a text of YAML consists of is found once."""
+    with yaml_composed_once():
+        yield

@@ -26,7 +26,7 @@ from syngap.optim.scores import sample_labels
 # One start of two processes is for all of them.
 pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
-STEPS = 4
+STEPS = 3
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-7, torch.bfloat16: 0, torch.int64: 0}
 ROWS = (slice(0, 3), slice(3, 8))  # who has which part of a batch
 

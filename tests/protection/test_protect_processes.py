@@ -28,7 +28,7 @@ from syngap.protection import Protection, teacher
 pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
-STEPS, ROWS, TOLERANCE = 4, 8, 1e-10
+STEPS, ROWS, TOLERANCE = 3, 8, 1e-10
 
 
 class Net(nn.Module):
@@ -74,7 +74,7 @@ def shard(model: Net) -> nn.Module:
     return fully_shard(model)
 
 
-KNOWN = texts(40, seed=1)
+KNOWN = texts(20, seed=1)  # batches of 8, the last one shorter
 FORMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "rotated": (partial(AdamW, lr=0.02, weight_decay=0.1), {}),
     "filtered": (partial(AdamW, lr=0.02), {"rank": 2}),
@@ -84,7 +84,7 @@ FORMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 WAYS: dict[str, Callable[[Any], nn.Module]] = {"ddp": DistributedDataParallel}
 WAYS |= {"fsdp": shard} if HAS_FSDP else {}
 # Former answers are calculated again, or made of features where no weight is sharded.
-BYTE_LIMITS = {"filtered": 0, "observed": (40 * 3 + 3 * 4 + 4) * 8}
+BYTE_LIMITS = {"filtered": 0, "observed": (len(KNOWN) * 3 + 3 * 4 + 4) * 8}
 PAIRS = [(way, form) for way in WAYS for form in FORMS]
 
 
@@ -323,7 +323,7 @@ def failing(way: str, rank: int) -> dict[str, str]:
 
 SAID = {
     "nothing": ("ValueError: known has no inputs", True),
-    "others": ("ValueError: known inputs or weights: '3 ", False),
+    "others": ("ValueError: known inputs or weights: '2 ", False),
     "options": ("ValueError: consolidation: 0.9 in process 0, 0.95 in process 1", False),
     "range": ("ValueError: anchors must be", True),
     "model": ("NotFiniteError: ", True),

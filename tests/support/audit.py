@@ -86,7 +86,7 @@ from fuzz.guard import Hang, limited  # noqa: E402
 from fuzz.trees import snapshot  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from tars import MEMBERS, tar  # noqa: E402
-from tiny import run_inline, tiny, write_arrays  # noqa: E402
+from tiny import run_inline, tiny, write_arrays, yaml_composed_once  # noqa: E402
 
 from syngap.bench import cli  # noqa: E402
 from syngap.bench.runner import local as engine  # noqa: E402
@@ -393,7 +393,8 @@ def main() -> None:
     # What a figure looks like does not matter here, and to draw it takes most of the time.
     patch.object(Figure, "savefig", lambda self, file, **_: file.write(b"drawn")).start()
     write_inputs()
-    print(json.dumps({name: [*attempts(name)] for name in COMMANDS}))
+    with yaml_composed_once():
+        print(json.dumps({name: [*attempts(name)] for name in COMMANDS}))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,19 @@ they return is read by as many tests as there are promises.
 
 from __future__ import annotations
 
+import gc
 import importlib
+import io
 import multiprocessing
 import os
+import pickle
+import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,7 @@ Found = dict[tuple[str, str], dict[str, tuple[bool, Any]]]  # by module and dict
 PROCESSES = 2
 MODULES = ("test_distributed", "test_protect_processes")  # that have such dictionaries, in CHECKS
 LIMIT = 240.0  # seconds for all checks; on two free cores they take about 20
+CUT_OFF = (EOFError, pickle.UnpicklingError)  # the end, also of what a process could not end
 PATIENCE = timedelta(seconds=30)  # for one message: who waits in vain fails, and says where
 
 needs_gloo = pytest.mark.skipif(
@@ -42,7 +48,7 @@ class Results:
     """What the checks returned, in each process."""
 
     def __init__(self, folder: Path, module: str, dictionary: str) -> None:
-        ranks = [_read(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+        ranks = [_read(folder / str(rank)) for rank in range(PROCESSES)]
         self._ranks = [of.get((module, dictionary), {}) for of in ranks]
 
     def __getitem__(self, check: str) -> list[Any]:
@@ -84,7 +90,20 @@ def run(module: str, factory: pytest.TempPathFactory) -> dict[str, Results]:
 def _start(folder: Path) -> bool:
     """Run the checks, and return whether a signal ended a process before the limit."""
     modules = [module for module in MODULES if module in sys.modules]
-    context = multiprocessing.get_context("spawn")
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder), *modules],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    return done.returncode != 0
+
+
+def _main(folder: Path, modules: list[str]) -> int:
+    """Import once what all processes need, which takes longer than the checks, and fork them."""
+    for module in ("torch._dynamo", "torch.distributed.fsdp", *modules):
+        importlib.import_module(module)
+    gc.freeze()  # what is imported stays
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     processes = [
         context.Process(target=_enter, args=(rank, modules, folder), daemon=True)
         for rank in range(PROCESSES)
@@ -98,13 +117,12 @@ def _start(folder: Path) -> bool:
     for process in processes:
         process.kill()
         process.join()
-    return aborted
+    return int(aborted)
 
 
 def _enter(rank: int, modules: list[str], folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    results: Found = {}
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'meeting'}",
@@ -117,19 +135,27 @@ def _enter(rank: int, modules: list[str], folder: Path) -> None:
         for module in modules
         for dictionary, checks in importlib.import_module(module).CHECKS.items()
     }.items():
-        found = results.setdefault(key, {})
         for name, check in checks.items():
             try:
-                found[name] = (True, check(rank))
+                outcome = (True, check(rank))
             except BaseException:
-                found[name] = (False, traceback.format_exc())
+                outcome = (False, traceback.format_exc())
             # Written at once, so that a process that hangs later has told how far it came.
-            torch.save(results, folder / f"{rank}.part")
-            os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
-            if not found[name][0]:
+            with (folder / str(rank)).open("ab") as file:
+                pickle.dump((key, name, outcome), file)
+            if not outcome[0]:
                 os._exit(1)  # the other one may be waiting for us
     dist.destroy_process_group()
 
 
 def _read(file: Path) -> Found:
-    return torch.load(file, weights_only=False) if file.exists() else {}
+    found: Found = {}
+    with file.open("rb") if file.exists() else io.BytesIO() as written, suppress(*CUT_OFF):
+        while True:
+            key, name, outcome = pickle.load(written)
+            found.setdefault(key, {})[name] = outcome
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(_main(Path(sys.argv[1]), sys.argv[2:]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import yaml
 
 from syngap.bench import cli
 from syngap.bench.config.experiment import Experiment, with_settings
+from syngap.bench.config.reading import BoundedLoader
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.run import Job
@@ -106,3 +109,29 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     code = cli.main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
+
+
+MANY, LONG = 500, 20_000  # texts of YAML that are kept, and letters of one
+
+
+@contextmanager
+def yaml_composed_once() -> Iterator[None]:
+    """Let texts be read again in no time: the same few are read thousands of times.
+
+    Each reading makes values of its own; what a text consists of is found once.
+    """
+    compose, known = BoundedLoader.get_single_node, dict[Any, Any]()
+
+    def get_single_node(self: BoundedLoader) -> Any:
+        if self.stream is not None or len(self.buffer) > LONG:
+            return compose(self)
+        key = (type(self), self.buffer)
+        if key not in known:
+            node = compose(self)
+            if len(known) >= MANY:
+                known.clear()
+            known[key] = node
+        return known[key]
+
+    with patch.object(BoundedLoader, "get_single_node", get_single_node):
+        yield

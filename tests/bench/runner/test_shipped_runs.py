@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -106,13 +107,18 @@ def test_core50_nc_ends_in_a_table_on_coil100_frames_in_core50s_layout(
 def test_coil100_nc_needs_only_the_folder_around_coil100(
     coil: Path, here: Path, call: Callable[..., tuple[int, str, str]]
 ) -> None:
+    for view in (coil / "coil100").glob("obj*/*.png"):
+        if int(view.stem) % 30 == 0:  # a sixth of the views; to read all takes most of the time
+            copy = here / "data" / view.relative_to(coil)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(view, copy)
     code, _, said = call(
-        *("run", "coil100-nc", "--data", coil, "--seeds", "0", "--methods", "syngap", *SMALL),
+        *("run", "coil100-nc", "--data", "data", "--seeds", "0", "--methods", "syngap", *SMALL),
         *("--set", "stream.first=1"),
     )
     assert code == 0, said
     run = here / "runs" / "coil100-nc" / "syngap-0"
-    assert steps(run) == 9  # 540 views, 64 at a time
+    assert steps(run) == 2  # 90 views, 64 at a time
     assert [len(line) for line in accuracy(run)] == [1]
 
 

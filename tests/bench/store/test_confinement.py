@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 import torch
 import yaml
@@ -46,6 +48,9 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     """What came of each command; one process calls them all."""
     folder = tmp_path_factory.mktemp("audit")
     cache = str(folder / "cache")
+    os.mkdir(cache)
+    for fonts in Path(matplotlib.get_cachedir()).glob("fontlist-*.json"):
+        shutil.copy(fonts, cache)  # to look for fonts takes seconds
     environment = {
         **{name: value for name, value in os.environ.items() if name != "SYNGAP_DATA"},
         "HOME": cache,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +32,16 @@ def digits(seed: int, data: Path | None, *, tasks: Count = 5) -> Tasks:
         (5, 1352, 445)
     """
     sklearn = import_or_refuse("sklearn.datasets", "stream.name", "pip install scikit-learn")
-    loaded = sklearn.load_digits()
-    x, y = loaded.images.astype(np.uint8)[:, None], loaded.target
+    x, y = _read(sklearn)
     tested = np.zeros(len(y), dtype=bool)
     for digit in range(10):
         tested[np.flatnonzero(y == digit)[3::4]] = True
     parts = x[~tested], y[~tested], x[tested], y[tested]
     return arrays(*parts, tasks=tasks, seed=seed, pixels=Pixels(16.0))
+
+
+@cache
+def _read(sklearn: Any) -> tuple[Any, Any]:
+    """Return images and labels; a process that has several runs parses their text once."""
+    loaded = sklearn.load_digits()
+    return loaded.images.astype(np.uint8)[:, None], loaded.target
