@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 from syngap.optim.consolidation import Progress, as_it_was
 from syngap.optim.scores import sample_labels
-from syngap.optim.tensors import wide
 
 __all__ = ["own_samples"]
-
-IMPROBABLE = 0.1  # of an even share: a token below it is not drawn first
 
 
 @torch.no_grad()
@@ -25,7 +22,6 @@ def own_samples(
     length: int = 256,
     prompts: Tensor | Sequence[Sequence[int]] | None = None,
     start: int | None = None,
-    varied: bool = True,
     temperature: float = 1.0,
     batch_size: int = 256,
     generator: torch.Generator | None = None,
@@ -41,8 +37,6 @@ def own_samples(
         prompts: what texts begin with, as tokens of one length: rows of a tensor, taken in turn.
         start: the token that texts begin with where there are no prompts; None is the
             `bos_token_id` of the model's configuration.
-        varied: without prompts, the token after `start` is drawn evenly from all that are not
-            improbable there, so that texts are of more kinds. False lets the model draw it.
         temperature: divides the logits; 1 samples what the model believes.
         batch_size: so many texts are written at a time.
         generator: of the random numbers; None draws from torch's own, whose states are afterwards
@@ -63,9 +57,6 @@ def own_samples(
         raise ValueError(f"temperature must be above 0, got {temperature}")
     device = next(model.parameters()).device
     first = _beginnings(model, prompts, start).to(device)
-    if prompts is None and varied and length > 2:
-        with as_it_was(model, None):
-            first = _varied(model, first, count, generator)
     if first.shape[1] >= length:
         raise ValueError(f"prompts have {first.shape[1]} tokens, and length is {length}")
     texts = []
@@ -97,23 +88,6 @@ def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
     return torch.tensor([[start]])
 
 
-def _varied(
-    model: nn.Module, first: Tensor, count: int, generator: torch.Generator | None
-) -> Tensor:
-    """Return beginnings with one more token, each as likely as others that are not improbable."""
-    chances = wide(_next_logits(model, first)).softmax(-1)
-    is_improbable = chances < IMPROBABLE / chances.shape[-1]
-    even = torch.zeros_like(chances).masked_fill(is_improbable, -torch.inf)
-    drawn = sample_labels(even.expand(count, -1), generator)
-    return torch.cat([first.expand(count, -1), drawn.unsqueeze(1)], 1)
-
-
-def _next_logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    output: Any = model(tokens)
-    logits: Tensor = output if isinstance(output, Tensor) else output.logits
-    return logits[:, -1]
-
-
 def _continued(
     model: nn.Module,
     tokens: Tensor,
@@ -136,6 +110,8 @@ def _continued(
         )
         return written
     while tokens.shape[1] < length:
-        drawn = sample_labels(_next_logits(model, tokens) / temperature, generator)
+        output: Any = model(tokens)
+        logits = output if isinstance(output, Tensor) else output.logits
+        drawn = sample_labels(logits[:, -1] / temperature, generator)
         tokens = torch.cat([tokens, drawn.unsqueeze(1)], 1)
     return tokens
