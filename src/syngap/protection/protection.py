@@ -54,7 +54,7 @@ def protect(
     ambient: float = AMBIENT,
     rank: Rank | None = None,
     rotate: bool | None = None,
-    batch_size: int = 12,
+    batch_size: int = 16,
     anchors: int = ANCHORS,
     every: int | None = None,
     strength: float = 1.0,
