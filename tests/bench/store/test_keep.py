@@ -283,6 +283,18 @@ def test_unfinished_runs_are_refused_unless_told(
     assert "failed at step 2 of 6: FloatingPointError" in " ".join(printed.split())
 
 
+def test_the_experiment_that_is_kept_has_the_rows_and_seeds_that_ran(
+    runs: Path, here: Path
+) -> None:
+    for run in runs.glob("er-*"):
+        (run / "status.json").write_text('{"state": "running", "step": 2, "steps": 6}')
+    keep(runs, here / "kept", unfinished=True)
+    kept = yaml.safe_load((here / "kept" / "experiment.yaml").read_text())
+    assert [*kept["methods"]] == sorted({run.family for run in read_runs(here / "kept")})
+    assert "er" not in kept["methods"]
+    assert "er" in yaml.safe_load((runs / "experiment.yaml").read_text())["methods"]
+
+
 def test_a_line_that_was_cut_off_is_left_out(runs: Path, here: Path) -> None:
     status = {"state": "failed", "step": 2, "steps": 6, "error": "OSError: no space left on device"}
     (runs / "er-3" / "status.json").write_text(json.dumps(status))

@@ -81,7 +81,7 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
     with alone_in(to):
         packed = _packed(to, kept, replaced)
         contents = {to / path: content for path, content in others.items()}
-        contents[to / EXPERIMENT] = _experiment(experiment, to)
+        contents[to / EXPERIMENT] = _experiment(experiment, to, packed)
         written = _put(contents, to, replaced) + write_packed(to, packed)
     return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
 
@@ -227,11 +227,17 @@ def _content(path: Path) -> bytes:
         return content.encode()
 
 
-def _experiment(ours: AnyExperiment, to: Path) -> bytes:
-    """Return experiment.yaml with the rows and seeds of both folders, in the order that ships."""
+def _experiment(ours: AnyExperiment, to: Path, packed: Sequence[Run]) -> bytes:
+    """Return experiment.yaml with the rows and seeds that have runs, in the order that ships."""
     path = to / EXPERIMENT
     if path.exists():
         ours = _merged(ours, _read(path), path)
+    rows, seeds = {run.family for run in packed}, {run.seed for run in packed}
+    ours = replace(
+        ours,
+        methods={row: method for row, method in ours.methods.items() if row in rows},
+        seeds=[seed for seed in ours.seeds if seed in seeds],
+    )
     if ours.name in shipped():
         order = list(read(ours.name).get("methods", ()))
         place = {row: number for number, row in enumerate(order)}
