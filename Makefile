@@ -13,7 +13,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
 	@echo "  PYTHON=python3.12 make ... uses another interpreter"
 
-demo: $(VENV)/.installed ## compare all methods on handwritten digits: a table and a page
+demo: $(VENV)/.installed ## protect a small language model, compare all methods on handwritten digits: tables and pages
 	@"$(BIN)/syngap" demo --fresh
 
 test: $(VENV)/.with-dev ## run every test and docstring example

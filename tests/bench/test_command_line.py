@@ -19,7 +19,8 @@ from rich.console import Console
 from tiny import called, job, results, run_inline, state, tiny, tree, write_arrays, written
 
 import syngap
-from syngap.bench import cli
+from syngap.bench import api, cli
+from syngap.bench.cli import running
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event, run_here
 from syngap.bench.runner.progress import Display
@@ -563,6 +564,23 @@ def test_the_demo_runs_and_goes_on(here: Path, call: Call) -> None:
     assert call("demo", "--methods", "sgd", "--seeds", "0")[2].startswith("1 of 1 runs are there")
 
 
+def test_the_demo_shows_protection_before_streams(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run(experiment: str, *, methods: object, out: Path, **_: object) -> None:
+        asked.append((experiment, methods, str(out)))
+
+    monkeypatch.setattr(api, "run", run)
+    monkeypatch.setattr(running, "_print_result", lambda runs: None)
+    assert call("demo", "--out", "mine")[0] == 0
+    assert asked == [
+        ("finetune-demo", ["adamw", "protect"], "mine-finetuning"),
+        ("digits", None, "mine"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
@@ -572,8 +590,11 @@ def test_the_demo_runs_and_goes_on(here: Path, call: Call) -> None:
             ("run", "tiny.yaml", "--fresh"),
             "The same command with --resume in place of --fresh goes on, in runs/tiny.",
         ),
-        (("demo",), "The same command goes on, in runs/demo."),
-        (("demo", "--fresh"), "The same command without --fresh goes on, in runs/demo."),
+        (("demo",), "The same command goes on, in runs/demo-finetuning."),
+        (
+            ("demo", "--fresh", "--methods", "sgd"),
+            "The same command without --fresh goes on, in runs/demo.",
+        ),
     ],
     ids=str,
 )

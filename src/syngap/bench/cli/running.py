@@ -48,19 +48,29 @@ def demo(
     out: Out = None,
     fresh: Fresh = False,
 ) -> None:
-    """Compare all methods on handwritten digits: a table and a page, on CPU, in about a minute."""
+    """Protect a small language model, then compare all methods on handwritten digits.
+
+    Two tables and two pages, on CPU, in about a minute. With --methods or --seeds, digits alone.
+    """
     from syngap.bench import api
 
-    with _resumable("The same command without --fresh" if fresh else "The same command"):
-        runs = api.run(
-            "digits",
-            seeds=seeds_in(seeds),
-            methods=names_in(methods),
-            workers=workers_in(workers),
-            out=out or Path("runs/demo"),
-            if_there="replace" if fresh else "resume",
+    where = out or Path("runs/demo")
+    parts: list[tuple[str, list[str] | None, Path]] = [("digits", names_in(methods), where)]
+    if methods is None and seeds is None:
+        parts.insert(
+            0, ("finetune-demo", ["adamw", "protect"], where.with_name(where.name + "-finetuning"))
         )
-    _print_result(runs)
+    for experiment, rows, folder in parts:
+        with _resumable("The same command without --fresh" if fresh else "The same command"):
+            runs = api.run(
+                experiment,
+                seeds=seeds_in(seeds),
+                methods=rows,
+                workers=workers_in(workers),
+                out=folder,
+                if_there="replace" if fresh else "resume",
+            )
+        _print_result(runs)
 
 
 def run(

@@ -22,6 +22,7 @@ __all__ = [
     "frontier",
     "good_rates",
     "judged_gain",
+    "losses_at_best",
     "relative_forgetting",
 ]
 
@@ -44,6 +45,18 @@ def best_new_loss(points: Sequence[Point]) -> float:
     """Return the lowest new loss: chosen on one half, judged on the other, mean of both ways."""
     chosen = [min(points, key=lambda point, half=half: point.new[half]) for half in (0, 1)]  # type: ignore[misc]
     return fmean(point.new[1 - half] for half, point in enumerate(chosen))
+
+
+def losses_at_best(points: Sequence[Point]) -> dict[str | None, float]:
+    """Return the losses where the new one is lowest, chosen and judged alike.
+
+    They are by kind of old data; that of what is learned is at None.
+    """
+    chosen = [min(points, key=lambda point, half=half: point.new[half]) for half in (0, 1)]  # type: ignore[misc]
+    found: dict[str | None, float] = {None: best_new_loss(points)}
+    for kind in points[0].old:
+        found[kind] = fmean(point.old[kind][1 - half] for half, point in enumerate(chosen))
+    return found
 
 
 def exact_match(points: Sequence[Point], kind: str | None = None) -> float | None:

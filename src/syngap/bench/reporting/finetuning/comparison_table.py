@@ -8,7 +8,11 @@ from statistics import fmean
 from rich.table import Table
 
 from syngap.bench.errors import UserError
-from syngap.bench.finetuning.frontier import as_trained, relative_forgetting
+from syngap.bench.finetuning.frontier import (
+    as_trained,
+    losses_at_best,
+    relative_forgetting,
+)
 from syngap.bench.finetuning.point import Point
 from syngap.bench.options import shown
 from syngap.bench.reporting.finetuning.comparison import (
@@ -60,21 +64,28 @@ def _answered(found: Comparison) -> list[str]:
 
 
 def table(found: Comparison) -> Table:
-    """Return the table for a terminal: means over seeds, and no more columns than fit there."""
+    """Return the table for a terminal: before and after, and no more columns than fit there."""
     shown = Table(
-        title=f"forgetting relative to AdamW, while learning {found.new}",
-        caption="int.: with interpolation. The page and --markdown have ranges, times, rates.",
+        title=f"test losses before and after learning {found.new}",
+        caption="Means over seeds, as trained, where the new loss is lowest. Forgets: rise of old "
+        "losses at equal new loss, relative to AdamW, with interpolation. The page and --markdown "
+        "have more.",
     )
-    heads = ["method", "new loss ↓", "gain ↑", *(f"{kind} ↓" for kind in found.old)]
-    for head in [*heads, *(f"{kind}, int. ↓" for kind in found.old), "s"]:
-        shown.add_column(head, justify="left" if head == "method" else "right")
+    heads = [f"{found.new} ↓", *(f"{kind} ↓" for kind in found.old), "forgets ↓", "s"]
+    shown.add_column("method", no_wrap=True)
+    for head in heads:
+        shown.add_column(head, justify="right")
+    names = (None, *found.old)
+    base = next(one.family for one in found.outcomes if one.method == BASELINE)
+    starts = [losses_at_best([tried.start]) for tried in found.tried[base].values()]
+    shown.add_row("before", *(_mean([start[name] for start in starts], 3) for name in names))
     for outcome in found.outcomes:
-        ratios = [each[kind] for each in (outcome.trained, outcome.interpolated) for kind in each]
+        trials = [found.tried[outcome.family][seed] for seed in outcome.seeds]
+        ends = [losses_at_best(as_trained(tried.points)) for tried in trials]
         shown.add_row(
             outcome.family,
-            _mean(outcome.new_losses, 3),
-            _mean(outcome.gains),
-            *map(_mean, ratios),
+            *(_mean([end[name] for end in ends], 3) for name in names),
+            _mean([ratio for kind in found.old for ratio in outcome.interpolated[kind]]),
             f"{outcome.seconds:.1f}",
         )
     return shown
