@@ -96,7 +96,42 @@ def test_a_share_out_of_range_moves_nothing(model: nn.Module, share: Any) -> Non
     protection = syngap.protect(model, inputs())
     with pytest.raises(ValueError, match=r"share must be .*in \[0, 1\], got"):
         protection.interpolate(share)
+    assert protection.report().parts == ()
+
+
+def test_the_report_names_the_parts_that_were_used(model: nn.Module) -> None:
+    """Not those that the base optimizer went around."""
+    model = copy.deepcopy(model)
+    protection = syngap.protect(model, inputs())
+    base = torch.optim.AdamW(model.parameters(), 0.1)
+    optimizer = protection.optimizer(base)
+    model(inputs()).square().sum().backward()
+    base.step()
+    said = protection.report()
+    assert said.parts == ()
+    assert "The gate took no part: call step() of what protection.optimizer() returned" in str(said)
+    optimizer.step()
     assert protection.report().parts == ("gate",)
+    assert "took no part" not in str(protection.report())
+    protection.loss()
+    assert protection.report().parts == ("gate", "teacher")
+
+
+def test_a_model_that_does_not_take_the_inputs_says_which(model: nn.Module) -> None:
+    with pytest.raises(RuntimeError, match="the model did not take the known inputs: mat1 and"):
+        syngap.protect(model, torch.zeros(16, 3))
+    with pytest.raises(TypeError, match=r"the model did not take the known inputs: .*not str"):
+        syngap.protect(model, ["one", "two"])
+
+
+def test_a_tuple_of_tensors_is_not_a_list_of_batches(model: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"known is a tuple of 2 tensors.*pass \[known\]"):
+        syngap.protect(model, (inputs(), torch.arange(len(inputs()))))
+
+
+def test_probabilities_in_place_of_logits_are_warned_of(model: nn.Module) -> None:
+    with pytest.warns(UserWarning, match="positive and sum to one"):
+        syngap.protect(model, inputs(), predict=lambda x: model(x).softmax(-1), gate=False)
 
 
 # Known inputs -------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from syngap.optim.consolidation import Predict, call
 from syngap.optim.tensors import gathered, local
 
-__all__ = ["batches_of", "cut", "fingerprint", "length", "mask_of", "moved"]
+__all__ = ["batches_of", "cut", "fingerprint", "length", "mask_of", "moved", "predicting"]
 
 
 def batches_of(known: Any, size: int) -> list[Any]:
@@ -27,6 +28,11 @@ def batches_of(known: Any, size: int) -> list[Any]:
             "known must be a tensor, a dict of tensors or batches of them, got "
             f"{type(known).__name__}"
         )
+    if isinstance(known, tuple) and all(isinstance(each, Tensor) for each in known):
+        raise TypeError(
+            f"known is a tuple of {len(known)} tensors, which is one batch of arguments: pass "
+            "[known], or a list for batches; labels are not needed"
+        )
     if isinstance(known, Tensor) and not known.dim():
         raise ValueError("known must have a batch dimension, got a tensor of one number")
     found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
@@ -34,6 +40,21 @@ def batches_of(known: Any, size: int) -> list[Any]:
     if not found:
         raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
     return found
+
+
+def predicting(model: nn.Module, predict: Predict | None) -> Predict:
+    """Return what predicts from a batch, and says where the model did not take it."""
+
+    def predicted(batch: Any) -> Tensor | Distribution:
+        try:
+            found: Tensor | Distribution = predict(batch) if predict else call(model, batch)
+        except Exception as error:
+            if type(error) not in (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+                raise
+            raise type(error)(f"the model did not take the known inputs: {error}") from error
+        return found
+
+    return predicted
 
 
 def cut(batches: Iterable[Any], size: int) -> list[Any]:

@@ -65,6 +65,11 @@ class Report:
             f"Weights moved by {self.moved:.2%} of their norm.",
             f"Protected by: {', '.join(self.parts) or 'nothing'}.",
         ]
+        known = any(one.how in ("directions", "entries") for one in self.coverage)
+        if known and "gate" not in self.parts and self.moved > 0:
+            lines.append(
+                "The gate took no part: call step() of what protection.optimizer() returned."
+            )
         numbers: Counter[str] = Counter()
         tensors: Counter[str] = Counter()
         for one in self.coverage:
@@ -80,7 +85,8 @@ class Report:
         for how, text in words.items():
             if numbers[how]:
                 share, count = numbers[how] / total, tensors[how]
-                lines.append(f"  {share:6.1%} of parameters {text} ({count} tensors)")
+                noun = "tensor" if count == 1 else "tensors"
+                lines.append(f"  {share:6.1%} of parameters {text} ({count} {noun})")
         return "\n".join(lines)
 
 

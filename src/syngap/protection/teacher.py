@@ -17,6 +17,8 @@ from torch.autograd.graph import Node
 from torch.distributions import Distribution
 
 from syngap.optim.consolidation import Predict, call, in_eval_mode
+from syngap.optim.notices import Notices
+from syngap.optim.scores import suspect_probabilities
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import alike, is_sharded
 from syngap.protection import anchors
@@ -72,7 +74,9 @@ class Teacher:
                 with LastProduct() as product:
                     prediction = self._predict_batch(batch)
                 answers = take_answers(prediction, anchors.mask_of(batch, prediction))
-                self._width = width_of(answers.prediction) if batch is batches[0] else self._width
+                if batch is batches[0]:
+                    self._width = width_of(answers.prediction)
+                    _warn_of_probabilities(answers.prediction)
                 self._keep(answers, product)
         self._drop_what_is_not_needed()
         reshard(model)
@@ -178,6 +182,15 @@ class Teacher:
             self._predict(batch) if self._predict else call(self._model, batch)
         )
         return found
+
+
+def _warn_of_probabilities(prediction: Tensor | Distribution) -> None:
+    if isinstance(prediction, Tensor) and suspect_probabilities(prediction):
+        Notices().warn(
+            "probabilities",
+            "the model's answers to known inputs are positive and sum to one: protect() takes what "
+            "goes into the softmax, not what comes out; predict= can return that",
+        )
 
 
 class _KnownGradient(torch.autograd.Function):
