@@ -296,3 +296,70 @@ def test_every_kth_call_counts_k_times_and_the_others_nothing() -> None:
     assert min(first, second) > 0
     found = [float(third.loss().detach()) for _ in range(6)]
     assert found == pytest.approx([0.0, 0.0, 3 * first, 0.0, 0.0, 3 * second])
+
+
+class Sequences:
+    """Known inputs in twelve batches of four, and a model that notes which it sees."""
+
+    def __init__(self, length: int) -> None:
+        order = torch.Generator().manual_seed(0)
+        self.batches = torch.randn(12, 4, length, 5, generator=order, dtype=torch.float64)
+        self.model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+        self.seen: list[int] = []
+        self.progress: list[tuple[int, int | None]] = []
+
+    def predict(self, batch: Tensor) -> Tensor:
+        self.seen += [n for n, other in enumerate(self.batches) if torch.equal(batch, other)]
+        logits: Tensor = self.model(batch)
+        return logits
+
+    def protect(self) -> Tensor:
+        """Return the directions of the first layer's inputs."""
+        protection = syngap.protect(
+            self.model,
+            list(self.batches),
+            predict=self.predict,
+            rank="full",
+            progress=lambda done, total: self.progress.append((done, total)),
+        )
+        basis = protection.known[self.model[0].weight].basis
+        assert basis is not None
+        assert basis.right is not None
+        return basis.right
+
+
+@pytest.mark.parametrize(("length", "step"), [(10, 2), (1, 1)])
+def test_of_many_rows_every_second_batch_gives_directions(length: int, step: int) -> None:
+    """From the first input to the last: old inputs may come in an order."""
+    known = Sequences(length)
+    right = known.protect()
+    first, second = list(range(0, 12, step)), list(range(12))
+    assert known.seen[: len(first) + 12] == first + second
+    rows = known.batches[::step].reshape(-1, 5)
+    moment = right.mT @ (rows.mT @ rows) @ right
+    torch.testing.assert_close(moment, moment.diagonal().diag(), rtol=0, atol=TOLERANCE * len(rows))
+    assert known.progress == [
+        *((n + 1, 24) for n in first),
+        *((n + 13, 24) for n in second),
+    ]
+
+
+def test_matrices_of_a_stack_get_directions_from_all_batches() -> None:
+    known = Sequences(20)
+    stack = nn.Parameter(torch.randn(4, 5, 5, dtype=torch.float64))
+    known.model = nn.Sequential(known.model)
+    known.model.register_parameter("stack", stack)
+    syngap.protect(
+        known.model,
+        list(known.batches),
+        predict=lambda batch: torch.bmm(batch, stack).flatten(1) + 0 * known.predict(batch).sum(),
+    )
+    assert known.seen[:24] == list(range(12)) * 2
+
+
+@pytest.mark.parametrize(("teacher", "expected"), [(True, 0.9), (False, 0.999)])
+def test_beside_a_teacher_the_gate_is_weaker(teacher: bool, expected: float) -> None:
+    model = nn.Linear(5, 3)
+    protection = syngap.protect(model, torch.randn(40, 5), teacher=teacher)
+    optimizer = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    assert optimizer.param_groups[0]["consolidation"] == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ def predictions(
     progress: Progress | None,
     generator: torch.Generator | None,
     during: AbstractContextManager[Any] | None = None,
-) -> Generator[Tensor | Distribution, None, None]:
+) -> Iterator[Tensor | Distribution]:
     """Yield the model's differentiable predictions, in eval mode, batch by batch.
 
     Modes, buffers and random states are afterwards what they were, also if it is stopped early.

@@ -2,15 +2,15 @@
 
 Two passes over the inputs, with labels drawn from the model. The first sums the second moments of
 what each weight is multiplied with and of the gradient of log p, whose eigenvectors are the basis
-(K-FAC). The second squares the gradient of each sample in that basis (EKFAC):
+(K-FAC). Of many inputs it takes every second batch. The second squares the gradient of each sample
+in that basis (EKFAC):
 
     F = 1/N Σ_s (Lᵀ G_s R)²,   G_s = Σ_rows left ⊗ right
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,14 +24,14 @@ from syngap.optim.moments import (
     Moments,
     Rank,
     add_moments,
-    are_enough,
     find_bases,
+    half_is_enough,
     require_finite,
 )
 from syngap.optim.scores import SCALE, Prediction, read_prediction
 from syngap.optim.sharded import reshard, whole_leaves
 from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
-from syngap.optim.tensors import accumulator, as_shard, kept_in, part_of
+from syngap.optim.tensors import accumulator, as_shard, is_sharded, kept_in, part_of
 from syngap.optim.uses import Key, Recorder, Rows, Use
 
 __all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
@@ -50,7 +50,7 @@ class Known:
         importance: F, in the coordinates of `basis`.
         mean: the mean of F over all directions, those that the basis leaves out included.
         basis: None where the coordinates are its entries.
-        rows: how many rows its inputs had; 0 where it was taken from whole batches.
+        rows: how many rows gave it its basis; 0 where it was taken from whole batches.
     """
 
     importance: Tensor
@@ -74,7 +74,7 @@ def take_knowledge(
 
     Args:
         model: as it is; nothing of it changes.
-        inputs: batches, over which it goes twice.
+        inputs: batches; the first of two passes over them may take every second one.
         rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
             the most important ones of the inputs' side, and entries on the other.
         dtype: of the bases; None is the weights' own, at least float32.
@@ -90,15 +90,18 @@ def take_knowledge(
     passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
     sides: dict[Key, Moments] = {}
     covered: set[Tensor] | None = None
-    with closing(passes.run(range(len(batches)))) as first:
-        for scored in first:
-            if covered is None:
-                covered = _explained(scored, params)
-                passes.wanted = []
-            add_moments(scored.factors(covered), sides)
-            del scored
-            if are_enough(sides):
-                break
+    skipped: set[int] = set()
+    # Forward passes of sharded weights wait for all processes, whose shapes may differ.
+    may_skip = not any(is_sharded(param) for param in model.parameters())
+    for scored in passes.run((place for place in range(len(batches)) if place not in skipped), 0):
+        is_first = covered is None
+        if covered is None:
+            covered = _explained(scored, params)
+            passes.wanted = []
+        add_moments(scored.factors(covered), sides)
+        del scored
+        if is_first and may_skip and half_is_enough(sides, len(batches)):
+            skipped.update(range(1, len(batches), 2))
     assert covered is not None
     sides = {
         key: side
@@ -111,7 +114,7 @@ def take_knowledge(
     sides.clear()  # moments are large
     gathering = _Gathering(bases, set(rows), params)
     passes.wanted = [param for param in params if param not in gathering.covered]
-    for scored in passes.run(range(len(batches), 2 * len(batches))):
+    for scored in passes.run(range(len(batches)), len(batches)):
         gathering.add(scored)
         del scored
     return gathering.finish(rows)
@@ -193,36 +196,43 @@ class _Passes:
         self.wanted = params  # whose gradients are taken as well
         self.leaves = whole_leaves(model, params)
 
-    def run(self, done: range) -> Generator[_Scored, None, None]:
+    def run(self, places: Iterable[int], done: int) -> Iterator[_Scored]:
+        """Yield the batches at some places; `done` were there before."""
         recorder = Recorder(self.leaves.values())
         params = {leaf: param for param, leaf in self.leaves.items()}
-        found = predictions(
-            self.model,
-            self.batches,
-            batch_size=1,
-            predict=self.predict,
-            progress=None,
-            generator=None,
-            during=recorder,
-        )
-        numbers = iter(zip(done, self.batches, strict=True))
-        try:
-            with torch.enable_grad(), closing(found):
-                for prediction in found:
-                    number, batch = next(numbers)
-                    mask = self.mask_of(batch, prediction)
-                    read = read_prediction(prediction, mask=mask, generator=self.generator)
-                    del prediction  # here and below: none is in memory beside the next
-                    for use in recorder.uses:
-                        use.key = params[use.key[0]], use.key[1]
-                    if read.count:
-                        yield self._scored(read, recorder.uses)
-                    del read
-                    recorder.uses.clear()
-                    if self.progress is not None:
-                        self.progress(number + 1, 2 * len(self.batches))
-        finally:
-            reshard(self.model)
+        taken: list[int] = []
+
+        def batches() -> Iterator[Any]:
+            for place in places:
+                taken.append(place)
+                yield self.batches[place]
+
+        with torch.enable_grad():
+            for prediction in predictions(
+                self.model,
+                batches(),
+                batch_size=1,
+                predict=self.predict,
+                progress=None,
+                generator=None,
+                during=recorder,
+            ):
+                mask = self.mask_of(self.batches[taken[-1]], prediction)
+                read = read_prediction(prediction, mask=mask, generator=self.generator)
+                del prediction  # here and below: none is in memory beside the next
+                self._name(recorder.uses, params)
+                if read.count:
+                    yield self._scored(read, recorder.uses)
+                del read
+                recorder.uses.clear()
+                if self.progress is not None:
+                    self.progress(done + taken[-1] + 1, 2 * len(self.batches))
+        reshard(self.model)
+
+    @staticmethod
+    def _name(uses: list[Use], params: Mapping[Tensor, Tensor]) -> None:
+        for use in uses:
+            use.key = params[use.key[0]], use.key[1]
 
     def _scored(self, read: Prediction, uses: list[Use]) -> _Scored:
         outputs = list({id(use.output): use.output for use in uses}.values())

@@ -17,9 +17,9 @@ __all__ = [
     "Rank",
     "add_moments",
     "affordable_rank",
-    "are_enough",
     "basis_dtype",
     "find_bases",
+    "half_is_enough",
     "require_finite",
 ]
 
@@ -27,8 +27,8 @@ Rank: TypeAlias = "int | float | Literal['full']"
 _Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, directions
 
 LARGEST = 8192  # a side of more rows stays plain entries
-_ENOUGH = 16  # rows for each of a moment, and at least
-_FEWEST = 4096
+_ROWS_A_DIRECTION = 16  # more change eigenvectors little
+_FEWEST_BATCHES = 8  # of which half are taken
 _SMALL = 1 << 26  # bytes: complete bases of a small model
 _FULL_BYTES = 8.0  # a parameter: larger complete bases give way to some directions
 _SHARE = 0.25  # of the inputs' directions
@@ -36,16 +36,20 @@ _SHARE = 0.25  # of the inputs' directions
 
 @dataclass
 class _Sums:
-    """The second moments of one use of a weight; of a side without one, the squares alone."""
+    """The second moments of one use of a weight; of a side without one, the squares alone.
+
+    Rows are those with a gradient, `places` also those without.
+    """
 
     moments: list[Tensor | None]
-    norms: list[Tensor]
+    plain_squares: list[Tensor]
     rows: Tensor
+    places: int = 0
 
     def squares(self, place: int) -> Tensor:
         """Return the sum of the squares of a side."""
         moment = self.moments[place]
-        return self.norms[place] if moment is None else moment.trace()
+        return self.plain_squares[place] if moment is None else moment.trace()
 
 
 @dataclass
@@ -75,29 +79,36 @@ def add_moments(factors: Iterable[tuple[Use, Rows, Rows]], sides: dict[Key, Mome
         sums = side.uses[number]
         count = used.sum()
         sums.rows = sums.rows + count
+        sums.places += len(used)
         for place, rows in enumerate((left, right)):
             if rows.is_one_hot:
-                sums.norms[place] = sums.norms[place] + count
+                sums.plain_squares[place] = sums.plain_squares[place] + count
                 continue
             chosen = rows.values.flatten(0, 1)
             if rows is not delta:  # whose rows are zero; to pick some would wait for the GPU
                 chosen = chosen.masked_fill(~used.unsqueeze(-1), 0.0)
             if use.kind == "bias" or chosen.shape[-1] > LARGEST:
-                sums.norms[place] = sums.norms[place] + chosen.square().sum()
+                sums.plain_squares[place] = sums.plain_squares[place] + chosen.square().sum()
                 continue
             moment = sums.moments[place]
             product = chosen.T @ chosen
             sums.moments[place] = product if moment is None else moment.add_(product)
 
 
-def are_enough(sides: Mapping[Key, Moments]) -> bool:
-    """Return whether more rows would change eigenvectors little."""
-    uses = [use for side in sides.values() for use in side.uses]
-    rows = torch.stack([use.rows.to(uses[0].rows.device) for use in uses]).tolist() if uses else []
-    return all(
-        moment is None or count >= max(_FEWEST, _ENOUGH * len(moment))
-        for use, count in zip(uses, rows, strict=True)
-        for moment in use.moments
+def half_is_enough(sides: Mapping[Key, Moments], batches: int) -> bool:
+    """Return, from the moments of a first batch, whether every second batch has enough rows.
+
+    It follows from shapes alone, so that all processes decide alike. The matrices of a stack,
+    such as experts, may be used by few batches, and get all.
+    """
+    return batches >= _FEWEST_BATCHES and all(
+        index is None
+        and all(
+            moment is None or batches // 2 * use.places >= _ROWS_A_DIRECTION * len(moment)
+            for use in side.uses
+            for moment in use.moments
+        )
+        for (_, index), side in sides.items()
     )
 
 

@@ -36,7 +36,8 @@ from syngap.protection.teacher import Teacher
 
 __all__ = ["Protection", "protect"]
 
-CONSOLIDATION = {True: 0.9, False: 0.999}  # with a teacher, and without
+CONSOLIDATION = 0.9  # with a teacher
+CONSOLIDATION_ALONE = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
 ANCHORS = 16
@@ -75,7 +76,7 @@ def protect(
         teacher: whether `loss` pulls the model to its former answers.
         predict: computes logits or a distribution from a batch in place of `model(batch)`.
         consolidation: τ in (0, 1), how much updates shrink at mean importance. None is 0.9 with a
-            teacher, which does half of the work, and 0.999 without.
+            teacher, whose `loss` does half of the work, and 0.999 without.
         ambient: ε ≥ 0, the share of an update that always remains.
         rank: "full" takes all directions of both sides of a weight. A number, or a share of all,
             takes the most important of its inputs. None chooses by memory.
@@ -107,10 +108,10 @@ def protect(
     """
     group = find_group(process_group, model)
     with raised_in_all(group):
-        if consolidation is None:
-            consolidation = CONSOLIDATION[bool(teacher)]
-        check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
         check_choices({"gate": gate, "teacher": teacher}, rotate, seed)
+        if consolidation is None:
+            consolidation = CONSOLIDATION if teacher else CONSOLIDATION_ALONE
+        check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
         if not isinstance(model, nn.Module):

@@ -23,7 +23,7 @@ def own_samples(
     prompts: Tensor | Sequence[Sequence[int]] | None = None,
     start: int | None = None,
     temperature: float = 1.0,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
@@ -38,7 +38,7 @@ def own_samples(
         start: the token that texts begin with where there are no prompts; None is the
             `bos_token_id` of the model's configuration.
         temperature: divides the logits; 1 samples what the model believes.
-        batch_size: so many texts are written at a time.
+        batch_size: so many texts are written at a time; None is 256 by `generate`, else 64.
         generator: of the random numbers; None draws from torch's own, whose states are afterwards
             what they were.
         progress: called after each batch with the number of texts done and of all.
@@ -48,6 +48,9 @@ def own_samples(
         >>> own_samples(model, 3, length=4, start=0).shape
         torch.Size([3, 4])
     """
+    generates = generator is None and hasattr(model, "generate") and hasattr(model, "config")
+    if batch_size is None:
+        batch_size = 256 if generates else 64  # without a cache logits of all places are made
     if count < 1 or length < 2 or batch_size < 1:
         raise ValueError(
             "count and batch_size must be at least 1 and length at least 2, got "
@@ -63,7 +66,11 @@ def own_samples(
     with as_it_was(model, None):
         for done in range(0, count, batch_size):
             rows = torch.arange(done, min(count, done + batch_size), device=device) % len(first)
-            texts.append(_continued(model, first[rows], length, temperature, generator))
+            texts.append(
+                _generated(model, first[rows], length, temperature)
+                if generates
+                else _continued(model, first[rows], length, temperature, generator)
+            )
             if progress is not None:
                 progress(min(count, done + batch_size), count)
     return torch.cat(texts)
@@ -88,6 +95,22 @@ def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
     return torch.tensor([[start]])
 
 
+def _generated(model: nn.Module, tokens: Tensor, length: int, temperature: float) -> Tensor:
+    more = length - tokens.shape[1]
+    written: Tensor = model.generate(  # type: ignore[operator]
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        do_sample=True,
+        top_k=0,
+        top_p=1.0,
+        temperature=temperature,
+        max_new_tokens=more,
+        min_new_tokens=more,
+        pad_token_id=int(tokens[0, 0]),
+    )
+    return written
+
+
 def _continued(
     model: nn.Module,
     tokens: Tensor,
@@ -95,20 +118,6 @@ def _continued(
     temperature: float,
     generator: torch.Generator | None,
 ) -> Tensor:
-    if generator is None and hasattr(model, "generate") and hasattr(model, "config"):
-        more = length - tokens.shape[1]
-        written: Tensor = model.generate(  # type: ignore[operator]
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            do_sample=True,
-            top_k=0,
-            top_p=1.0,
-            temperature=temperature,
-            max_new_tokens=more,
-            min_new_tokens=more,
-            pad_token_id=int(tokens[0, 0]),
-        )
-        return written
     while tokens.shape[1] < length:
         output: Any = model(tokens)
         logits = output if isinstance(output, Tensor) else output.logits

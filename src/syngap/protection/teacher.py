@@ -66,7 +66,7 @@ class Teacher:
         self._stored: list[Answers] | None = []
         self._features: list[Tensor] | None = []
         self._head: Head | None = None
-        self._has_float16: bool | None = None
+        self._has_float16: dict[tuple[object, ...], bool] = {}
         if any(is_sharded(param) for param in model.parameters()):
             self._features = None  # FSDP2 frees the weights of a layer after its product
         with in_eval_mode(model), torch.no_grad():
@@ -136,19 +136,25 @@ class Teacher:
 
         Not so where a graph has other leaves (parameters outside of the model, FSDP2's), where a
         hook of a parameter would run twice, where reentrant checkpointing needs `backward()`, and
-        where small numbers of float16 wait for a scaler. To look for these takes long in a large
-        graph, so only the first is looked at.
+        where small numbers of float16 wait for a scaler. Those are looked for in the first graph of
+        each precision alone, as that takes long.
         """
         if any(param._backward_hooks for param in learned):
             return False
         nodes, own = _nodes(found), set(learned)
-        if self._has_float16 is None:
+        device = found.device.type
+        precision: tuple[object, ...] = (
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+            frozenset(param.dtype for param in learned),
+        )
+        if precision not in self._has_float16:
             kinds = {each.dtype for node in nodes for each in node._input_metadata}
-            self._has_float16 = torch.float16 in kinds
+            self._has_float16[precision] = torch.float16 in kinds
         leaves = [node.variable for node in nodes if hasattr(node, "variable")]
         names = {node.name() for node in nodes}
         is_plain = not any(name.startswith("CheckpointFunction") for name in names)
-        return is_plain and not self._has_float16 and all(leaf in own for leaf in leaves)
+        return is_plain and not self._has_float16[precision] and all(leaf in own for leaf in leaves)
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:

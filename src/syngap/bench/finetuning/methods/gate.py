@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from syngap.bench.finetuning.methods.protect import Protect
+from syngap.bench.finetuning.setting import Setting
+from syngap.bench.options import Proportion
+from syngap.protection.protection import CONSOLIDATION_ALONE
 
 __all__ = ["Gate"]
 
@@ -12,7 +17,13 @@ class Gate(Protect):
 
     Args:
         setting: the model, data and anchors.
-        **options: those of `Protect`; of these, the teacher's have no effect.
+        consolidation: τ, how much updates shrink at mean importance.
+        **options: others of `Protect`; of these, the teacher's have no effect.
     """
 
     uses_teacher = False
+
+    def __init__(
+        self, setting: Setting, *, consolidation: Proportion = CONSOLIDATION_ALONE, **options: Any
+    ) -> None:
+        super().__init__(setting, consolidation=consolidation, **options)

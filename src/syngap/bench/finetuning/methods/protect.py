@@ -11,7 +11,7 @@ from syngap.bench.finetuning.methods.method import Method
 from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.options import Count, NonNegative, Positive, Proportion
 from syngap.protection import protect
-from syngap.protection.protection import AMBIENT, ANCHORS
+from syngap.protection.protection import AMBIENT, ANCHORS, CONSOLIDATION
 
 __all__ = ["Protect"]
 
@@ -21,7 +21,7 @@ class Protect(Method):
 
     Args:
         setting: the model, data and anchors.
-        consolidation: τ, how much updates shrink at mean importance; None chooses.
+        consolidation: τ, how much updates shrink at mean importance.
         ambient: ε, the share of an update that always remains.
         rank: directions of each weight: "full", a number or a share; None chooses by memory.
         rotate: whether AdamW's state is along directions too; None chooses by rank.
@@ -37,7 +37,7 @@ class Protect(Method):
         self,
         setting: Setting,
         *,
-        consolidation: Proportion | None = None,
+        consolidation: Proportion = CONSOLIDATION,
         ambient: NonNegative = AMBIENT,
         rank: Count | Positive | Literal["full"] | None = None,
         rotate: bool | None = None,
