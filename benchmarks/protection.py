@@ -3,7 +3,8 @@
 python benchmarks/protection.py [--device cuda] [--layers 30] [--batch 16]
 The model has the shape of SmolLM2-135M and random weights, which cost what trained ones do. All
 variants are in memory, and take some steps each in turn, so that a machine whose speed changes
-changes it for all of them. Times are medians over these turns, memory is a variant's own.
+changes it for all of them. Times are medians over these turns. Memory is a variant's own, that of
+the set-up without the state that AdamW makes later.
 """
 
 from __future__ import annotations
@@ -117,22 +118,28 @@ def main() -> None:
     args = parser.parse_args()
     wanted = [name for name in VARIANTS if not args.only or re.search(args.only, name)]
     names = ["AdamW", *(name for name in wanted if name != "AdamW")]
+    Trained({"batch_size": 8}, argparse.Namespace(**vars(args) | {"layers": 1, "known": 8}))  # warm
     trained = {name: Trained(VARIANTS[name], args) for name in names}
     for _ in range(args.turns):
         for each in trained.values():
             each.turn()
     base = trained["AdamW"]
-    print(f"{'':44} ms a step  ratio (range)         GiB  ratio  set-up s  AdamW's steps  its GiB")
+    print(f"{'':44} ms a step  ratio (middle half)   GiB  ratio  set-up s  AdamW's steps  its GiB")
     for name, each in trained.items():
         ratios = sorted(mine / its for mine, its in zip(each.turns, base.turns, strict=True))
         middle = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(
             f"{name:44} {median(each.turns) * 1e3:9.1f}  {median(ratios):5.2f} "
-            f"({middle[0]:.2f} to {middle[1]:.2f}) {each.memory:6.1f} "
-            f"{each.memory / base.memory:6.2f} {each.setup:9.1f} "
-            f"{each.setup / median(base.turns):14.0f} {each.setup_memory:8.1f}",
+            f"({middle[0]:.2f} to {middle[1]:.2f}) {shown(each.memory, 6)} "
+            f"{shown(each.memory / base.memory if base.memory else 0.0, 6, 2)} {each.setup:9.1f} "
+            f"{each.setup / median(base.turns):14.0f} {shown(each.setup_memory, 8)}",
             flush=True,
         )
+
+
+def shown(value: float, width: int, digits: int = 1) -> str:
+    """Return a number as text; a dash where nothing was measured."""
+    return f"{value:{width}.{digits}f}" if value else "–".rjust(width)
 
 
 def start_of_memory(device: str) -> float:
@@ -146,7 +153,7 @@ def start_of_memory(device: str) -> float:
 
 def largest_memory(device: str) -> float:
     """Return the largest memory of a GPU since it was last asked, in GiB."""
-    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 1.0
+    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
 
 
 if __name__ == "__main__":

@@ -36,14 +36,15 @@ NEEDS = {
 }
 # torchrun with two processes, which do not import torch again but are forked.
 TORCHRUN = """
-import runpy, sys, syngap.optim, torch._dynamo, torch.distributed.fsdp
+import runpy, sys, torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 config = LaunchConfig(
     min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="example", start_method="fork",
     rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
 )
+sys.argv = sys.argv[1:]
 def example():
-    runpy.run_path(sys.argv[1], run_name="__main__")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 elastic_launch(config, example)()
 """
 

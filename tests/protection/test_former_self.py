@@ -195,6 +195,23 @@ def test_parameters_outside_of_the_model_get_a_gradient_too() -> None:
     assert model.weight.grad is not None
 
 
+def test_float16_is_looked_for_in_each_precision() -> None:
+    """A first call in float32 says nothing of later ones, whose small numbers wait for a scaler."""
+    model = build()
+    protection = syngap.protect(model, KNOWN, gate=False)
+    protection.loss()
+    with torch.autocast("cpu", torch.float16):
+        later = protection.loss()
+    assert taken_at_once(protection.loss())
+    assert not taken_at_once(later)
+
+
+def taken_at_once(loss: Tensor) -> bool:
+    """Return whether its gradient is known already."""
+    assert loss.grad_fn is not None
+    return "KnownGradient" in str(loss.grad_fn.next_functions[0][0])
+
+
 def test_a_hook_of_a_parameter_runs_once() -> None:
     model = build()
     protection = syngap.protect(model, KNOWN, gate=False, anchors=24)

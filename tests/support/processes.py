@@ -35,6 +35,7 @@ Found = dict[tuple[str, str], dict[str, tuple[bool, Any]]]  # by module and dict
 PROCESSES = 2
 MODULES = ("test_distributed", "test_protect_processes")  # that have such dictionaries, in CHECKS
 LIMIT = 240.0  # seconds for all checks; on two free cores they take about 20
+ABORTED = 3  # the exit status where a signal ended a process
 CUT_OFF = (EOFError, pickle.UnpicklingError)  # the end, also of what a process could not end
 PATIENCE = timedelta(seconds=30)  # for one message: who waits in vain fails, and says where
 
@@ -93,9 +94,11 @@ def _start(folder: Path) -> bool:
     done = subprocess.run(
         [sys.executable, __file__, str(folder), *modules],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=2 * LIMIT,
         check=False,
     )
-    return done.returncode != 0
+    assert done.returncode in (0, ABORTED), "the processes could not be started"
+    return done.returncode == ABORTED
 
 
 def _main(folder: Path, modules: list[str]) -> int:
@@ -117,7 +120,7 @@ def _main(folder: Path, modules: list[str]) -> int:
     for process in processes:
         process.kill()
         process.join()
-    return int(aborted)
+    return ABORTED if aborted else 0
 
 
 def _enter(rank: int, modules: list[str], folder: Path) -> None:
@@ -137,13 +140,13 @@ def _enter(rank: int, modules: list[str], folder: Path) -> None:
     }.items():
         for name, check in checks.items():
             try:
-                outcome = (True, check(rank))
+                passed, written = True, pickle.dumps((key, name, (True, check(rank))))
             except BaseException:
-                outcome = (False, traceback.format_exc())
+                passed, written = False, pickle.dumps((key, name, (False, traceback.format_exc())))
             # Written at once, so that a process that hangs later has told how far it came.
             with (folder / str(rank)).open("ab") as file:
-                pickle.dump((key, name, outcome), file)
-            if not outcome[0]:
+                file.write(written)
+            if not passed:
                 os._exit(1)  # the other one may be waiting for us
     dist.destroy_process_group()
 

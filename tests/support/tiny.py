@@ -123,7 +123,8 @@ def yaml_composed_once() -> Iterator[None]:
     compose, known = BoundedLoader.get_single_node, dict[Any, Any]()
 
     def get_single_node(self: BoundedLoader) -> Any:
-        if self.stream is not None or len(self.buffer) > LONG:
+        # What is merged by << changes the nodes that it is found in.
+        if self.stream is not None or len(self.buffer) > LONG or "<<" in self.buffer:
             return compose(self)
         key = (type(self), self.buffer)
         if key not in known:

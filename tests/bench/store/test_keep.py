@@ -286,12 +286,13 @@ def test_unfinished_runs_are_refused_unless_told(
 def test_the_experiment_that_is_kept_has_the_rows_and_seeds_that_ran(
     runs: Path, here: Path
 ) -> None:
-    for run in runs.glob("er-*"):
+    for run in (*runs.glob("er-*"), *runs.glob("*-3")):
         (run / "status.json").write_text('{"state": "running", "step": 2, "steps": 6}')
     keep(runs, here / "kept", unfinished=True)
     kept = yaml.safe_load((here / "kept" / "experiment.yaml").read_text())
     assert [*kept["methods"]] == sorted({run.family for run in read_runs(here / "kept")})
     assert "er" not in kept["methods"]
+    assert 3 not in kept["seeds"]
     assert "er" in yaml.safe_load((runs / "experiment.yaml").read_text())["methods"]
 
 

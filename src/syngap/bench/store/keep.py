@@ -230,20 +230,25 @@ def _content(path: Path) -> bytes:
 def _experiment(ours: AnyExperiment, to: Path, packed: Sequence[Run]) -> bytes:
     """Return experiment.yaml with the rows and seeds that have runs, in the order that ships."""
     path = to / EXPERIMENT
+    ours = _only(ours, packed)
     if path.exists():
-        ours = _merged(ours, _read(path), path)
-    rows, seeds = {run.family for run in packed}, {run.seed for run in packed}
-    ours = replace(
-        ours,
-        methods={row: method for row, method in ours.methods.items() if row in rows},
-        seeds=[seed for seed in ours.seeds if seed in seeds],
-    )
+        ours = _merged(ours, _only(_read(path), packed), path)
     if ours.name in shipped():
         order = list(read(ours.name).get("methods", ()))
         place = {row: number for number, row in enumerate(order)}
         names = sorted(ours.methods, key=lambda row: place.get(row, len(order)))
         ours = replace(ours, methods={row: ours.methods[row] for row in names})
     return yaml.safe_dump(ours.as_mapping(), sort_keys=False, allow_unicode=True).encode()
+
+
+def _only(experiment: AnyExperiment, runs: Sequence[Run]) -> AnyExperiment:
+    """Return an experiment with the rows and seeds of these runs alone."""
+    rows, seeds = {run.family for run in runs}, {run.seed for run in runs}
+    return replace(
+        experiment,
+        methods={row: method for row, method in experiment.methods.items() if row in rows},
+        seeds=[seed for seed in experiment.seeds if seed in seeds],
+    )
 
 
 def _read(path: Path) -> AnyExperiment:
