@@ -48,6 +48,7 @@ __all__ = [
     "Training",
     "complete_method",
     "complete_run",
+    "is_shipped",
     "parse_yaml",
     "read",
     "seeds_of",
@@ -252,6 +253,11 @@ def shipped(kind: Literal["stream", "finetuning"] = "stream") -> list[str]:
     """Return the names of the experiments of a kind that come with the package."""
     entries = _shipped_folder(kind).iterdir()
     return sorted(entry.name[:-5] for entry in entries if entry.name.endswith(".yaml"))
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether an experiment of this name comes with the package."""
+    return name in (*shipped("stream"), *shipped("finetuning"))
 
 
 def _shipped_folder(kind: Literal["stream", "finetuning"]) -> Any:

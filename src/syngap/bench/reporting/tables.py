@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from syngap.bench.config.experiment import Experiment, read, shipped
+from syngap.bench.config.experiment import is_shipped, read
+from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
 from syngap.bench.errors import UserError, nearest
 from syngap.bench.reporting import paper
 from syngap.bench.reporting.rows import MEASURES, Row, concurrency_note, concurrent_runs, omissions
@@ -221,7 +222,7 @@ def run_count(runs: Sequence[Run]) -> str:
     """Return "70 of 90": finished runs, of those in the experiment that ships with the package."""
     done = sum(run.done for run in runs)
     experiment = _shipped_experiment(runs)
-    planned = len(experiment.methods) * len(experiment.seeds) if experiment else 0
+    planned = len(experiment.runs()) if experiment else 0
     whole = max(planned, len(runs))
     return str(done) if done == whole else f"{done} of {whole}"
 
@@ -354,15 +355,15 @@ def _omissions(rows: Sequence[Row]) -> list[str]:
 def _absent_rows(runs: Sequence[Run]) -> str:
     """Return which rows of the experiment that ships have no run at all."""
     experiment = _shipped_experiment(runs)
-    there = {run.row for run in runs}
+    there = {run.family for run in runs}
     absent = [row for row in experiment.methods if row not in there] if experiment else []
     return f", without {', '.join(absent)}" if absent else ""
 
 
-def _shipped_experiment(runs: Sequence[Run]) -> Experiment | None:
+def _shipped_experiment(runs: Sequence[Run]) -> AnyExperiment | None:
     name = runs[0].config.experiment or ""
     try:
-        return Experiment.from_mapping(read(name)) if name in shipped() else None
+        return parse_experiment(read(name)) if is_shipped(name) else None
     except UserError:  # it names a method or stream that is not installed here
         return None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from syngap.bench.config.component import Value
-from syngap.bench.config.experiment import read, shipped, with_earlier_defaults
+from syngap.bench.config.experiment import is_shipped, read, with_earlier_defaults
 from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
 from syngap.bench.config.reading import LARGE, reading, text_in
 from syngap.bench.config.values import name_of
@@ -233,7 +233,7 @@ def _experiment(ours: AnyExperiment, to: Path, packed: Sequence[Run]) -> bytes:
     ours = _only(ours, packed)
     if path.exists():
         ours = _merged(ours, _only(_read(path), packed), path)
-    if ours.name in shipped():
+    if is_shipped(ours.name):
         order = list(read(ours.name).get("methods", ()))
         place = {row: number for number, row in enumerate(order)}
         names = sorted(ours.methods, key=lambda row: place.get(row, len(order)))
