@@ -186,7 +186,9 @@ def headline(found: Comparison) -> str:
     if not known:
         return f"No method reached every level of AdamW's gain on {found.new}."
     least = min(known, key=lambda family: known[family])
-    rest = f"{len(known)} of {len(rivals)} methods reach 95 % of AdamW's gain"
+    count = next(len(outcome.seeds) for outcome in rivals if outcome.family == least)
+    rest = f"{count} {'seed' if count == 1 else 'seeds'}"
+    rest += f"; {len(known)} of {len(rivals)} methods reach 95 % of AdamW's gain"
     return (
         f"{least} forgets least of {kind} at equal loss on {found.new}: {known[least]:.2f} of what "
         f"AdamW forgets as trained ({rest}; replay of true {found.task.old} is left out)."
