@@ -33,7 +33,12 @@ from syngap.bench.finetuning.texts import Question
 from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.comparison_page import comparison_page
-from syngap.bench.reporting.finetuning.comparison_table import forgetting_of, headline, markdown
+from syngap.bench.reporting.finetuning.comparison_table import (
+    before_and_after,
+    forgetting_of,
+    headline,
+    markdown,
+)
 from syngap.bench.reporting.finetuning.repeated import repeated
 from syngap.bench.reporting.results import Results
 from syngap.bench.runner.local import run_here
@@ -334,9 +339,21 @@ def test_the_table_has_ratios_as_trained_interpolated_and_at_equal_time() -> Non
 
 def test_the_headline_names_the_method_that_forgets_least() -> None:
     said = headline(compare_methods(list(hand_made())))
-    assert "gate forgets least of english" in said
-    assert "0.10" in said
-    assert "on german" in said
+    assert said.startswith("gate forgets least of english, 0.10 of what AdamW forgets, where both")
+    assert "as much of german (2 seeds; " in said
+
+
+def test_the_short_table_begins_with_what_was_before() -> None:
+    """Then each method's losses where it learned most, as trained, of one and the same point."""
+    found = compare_methods(list(hand_made()))
+    heads, lines = before_and_after(found)
+    assert heads == ["method", "german ↓", "english ↓", "forgets ↓", "s"]
+    start = found.tried["adamw"][0].start
+    assert lines == [
+        ["before", f"{start.new[0]:.3f}", f"{start.old['english'][0]:.3f}", "", ""],
+        ["adamw", "2.000", "1.400", "1.00", "1.0"],
+        ["gate", "2.000", "1.150", "0.10", "2.2"],
+    ]
 
 
 def test_points_that_are_not_finite_and_trials_that_have_not_ended_are_left_out_and_named() -> None:

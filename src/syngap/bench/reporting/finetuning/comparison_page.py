@@ -17,7 +17,14 @@ import yaml
 from syngap import __version__
 from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.reporting.finetuning.comparison import Comparison, compare_methods
-from syngap.bench.reporting.finetuning.comparison_table import cells, columns, headline, notes
+from syngap.bench.reporting.finetuning.comparison_table import (
+    SHORT,
+    before_and_after,
+    cells,
+    columns,
+    headline,
+    notes,
+)
 from syngap.bench.reporting.finetuning.frontiers import frontier_figure
 from syngap.bench.storage import write
 from syngap.bench.store.outcome import Run
@@ -53,6 +60,8 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
     parts = {
         "title": html.escape(title),
         "headline": html.escape(headline(found)),
+        "before_and_after": _rows(*before_and_after(found)),
+        "short": html.escape(SHORT),
         "table": _rows(columns(found), [cells(outcome, found) for outcome in found.outcomes]),
         "notes": "".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes(found)),
         "figure": _figure(found),

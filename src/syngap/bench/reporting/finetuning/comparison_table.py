@@ -23,8 +23,22 @@ from syngap.bench.reporting.finetuning.comparison import (
     Tried,
 )
 
-__all__ = ["cells", "columns", "forgetting_of", "headline", "markdown", "notes", "table"]
+__all__ = [
+    "SHORT",
+    "before_and_after",
+    "cells",
+    "columns",
+    "forgetting_of",
+    "headline",
+    "markdown",
+    "notes",
+    "table",
+]
 
+SHORT = (
+    "Means over seeds, as trained, where the new loss is lowest. Forgets: rise of old losses at "
+    "equal new loss, relative to AdamW, with interpolation."
+)
 _GIB = 2**30
 
 
@@ -63,31 +77,38 @@ def _answered(found: Comparison) -> list[str]:
     ]
 
 
-def table(found: Comparison) -> Table:
-    """Return the table for a terminal: before and after, and no more columns than fit there."""
-    shown = Table(
-        title=f"test losses before and after learning {found.new}",
-        caption="Means over seeds, as trained, where the new loss is lowest. Forgets: rise of old "
-        "losses at equal new loss, relative to AdamW, with interpolation. The page and --markdown "
-        "have more.",
-    )
-    heads = [f"{found.new} ↓", *(f"{kind} ↓" for kind in found.old), "forgets ↓", "s"]
-    shown.add_column("method", no_wrap=True)
-    for head in heads:
-        shown.add_column(head, justify="right")
+def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return heads and lines of a short table: losses before, those of each method, and a ratio.
+
+    Losses are means over seeds, as trained, where the new one is lowest.
+    """
+    heads = ["method", f"{found.new} ↓", *(f"{kind} ↓" for kind in found.old), "forgets ↓", "s"]
     names = (None, *found.old)
     base = next(one.family for one in found.outcomes if one.method == BASELINE)
     starts = [losses_at_best([tried.start]) for tried in found.tried[base].values()]
-    shown.add_row("before", *(_mean([start[name] for start in starts], 3) for name in names))
+    before = [_mean([start[name] for start in starts], 3) for name in names]
+    lines = [["before", *before, "", ""]]
     for outcome in found.outcomes:
         trials = [found.tried[outcome.family][seed] for seed in outcome.seeds]
         ends = [losses_at_best(as_trained(tried.points)) for tried in trials]
-        shown.add_row(
-            outcome.family,
-            *(_mean([end[name] for end in ends], 3) for name in names),
-            _mean([ratio for kind in found.old for ratio in outcome.interpolated[kind]]),
-            f"{outcome.seconds:.1f}",
-        )
+        after = [_mean([end[name] for end in ends], 3) for name in names]
+        ratio = _mean([ratio for kind in found.old for ratio in outcome.interpolated[kind]])
+        lines.append([outcome.family, *after, ratio, f"{outcome.seconds:.1f}"])
+    return heads, lines
+
+
+def table(found: Comparison) -> Table:
+    """Return the short table for a terminal."""
+    shown = Table(
+        title=f"test losses before and after learning {found.new}",
+        caption=f"{SHORT} The page and --markdown have more.",
+    )
+    (first, *heads), lines = before_and_after(found)
+    shown.add_column(first, no_wrap=True)
+    for head in heads:
+        shown.add_column(head, justify="right")
+    for line in lines:
+        shown.add_row(*line)
     return shown
 
 
@@ -187,11 +208,12 @@ def headline(found: Comparison) -> str:
         return f"No method reached every level of AdamW's gain on {found.new}."
     least = min(known, key=lambda family: known[family])
     count = next(len(outcome.seeds) for outcome in rivals if outcome.family == least)
-    rest = f"{count} {'seed' if count == 1 else 'seeds'}"
-    rest += f"; {len(known)} of {len(rivals)} methods reach 95 % of AdamW's gain"
+    seeds = f"{count} {'seed' if count == 1 else 'seeds'}"
+    amount = f"{known[least]:.2f} of what AdamW forgets"
+    forgets = f"nothing of {kind}" if known[least] <= 0 else f"least of {kind}, {amount},"
     return (
-        f"{least} forgets least of {kind} at equal loss on {found.new}: {known[least]:.2f} of what "
-        f"AdamW forgets as trained ({rest}; replay of true {found.task.old} is left out)."
+        f"{least} forgets {forgets} where both have learned as much of {found.new} "
+        f"({seeds}; {len(known)} of {len(rivals)} methods learn enough to compare)."
     )
 
 
