@@ -351,7 +351,7 @@ def test_the_short_table_begins_with_what_was_before() -> None:
     start = found.tried["adamw"][0].start
     assert lines == [
         ["before", f"{start.new[0]:.3f}", f"{start.old['english'][0]:.3f}", "", ""],
-        ["adamw", "2.000", "1.400", "1.00", "1.0"],
+        ["adamw", "2.000", "1.400", "1.00", "2.0"],
         ["gate", "2.000", "1.150", "0.10", "2.2"],
     ]
 
