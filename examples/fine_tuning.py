@@ -1,4 +1,4 @@
-"""Fine-tuning that keeps what a model knew: handwritten digits, then the same digits lying down.
+"""Fine-tuning that keeps what a model knew: handwritten digits, then the same digits transposed.
 
 Of the upright digits 256 images without labels are left. Three seeds of AdamW alone, with the gate,
 with the teacher, with both, and with both and weight interpolation that keeps 85 % of the change.
@@ -16,7 +16,7 @@ import syngap
 
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
 upright = images.float().view(-1, 8, 8) / 16
-lying = upright.transpose(1, 2)
+transposed = upright.transpose(1, 2)
 test = torch.arange(len(labels)) % 4 == 0
 
 
@@ -30,9 +30,9 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, steps: int, extra=l
 
 
 def accuracies(model: nn.Module) -> list[float]:
-    """Return the accuracy on upright digits and on lying ones, in per cent."""
+    """Return the accuracy on upright digits and on transposed ones, in per cent."""
     with torch.no_grad():
-        right = [model(x[test]).argmax(1) == labels[test] for x in (upright, lying)]
+        right = [model(x[test]).argmax(1) == labels[test] for x in (upright, transposed)]
     return [100 * each.float().mean().item() for each in right]
 
 
@@ -48,13 +48,13 @@ for seed in range(3):
         protection = syngap.protect(model, upright[~test][:256], rank="full", **parts)
         torch.manual_seed(0)  # the same batches for all
         optimizer = protection.optimizer(AdamW(model.parameters(), lr=1e-2))
-        train(model, optimizer, lying, 150, protection.loss)
+        train(model, optimizer, transposed, 150, protection.loss)
         ends.setdefault(name, []).append(accuracies(model))
     protection.interpolate(0.85)
     ends.setdefault("both, keeping 85 %", []).append(accuracies(model))
 means = {name: torch.tensor(found).mean(0) for name, found in ends.items()}
 for name, (old, new) in means.items():
-    print(f"{name:18}  upright {old:.1f}, lying {new:.1f}")
+    print(f"{name:18}  upright {old:.1f}, transposed {new:.1f}")
 assert (means["gate and teacher"] > means["AdamW"] + torch.tensor([30, -1])).all()
 assert means["gate and teacher"][0] > max(means["gate"][0], means["teacher"][0])
 assert means["both, keeping 85 %"][0] >= means["gate and teacher"][0]

@@ -20,10 +20,10 @@ def lines_of_the_readme() -> str:
     return found
 
 
-def digits(*, lying: bool, test: bool) -> tuple[Tensor, Tensor]:
+def digits(*, transposed: bool, test: bool) -> tuple[Tensor, Tensor]:
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
     upright = images.float().view(-1, 8, 8) / 16
-    x = (upright.transpose(1, 2) if lying else upright).flatten(1)
+    x = (upright.transpose(1, 2) if transposed else upright).flatten(1)
     chosen = (torch.arange(len(x)) % 4 == 0) == test
     return x[chosen], labels[chosen]
 
@@ -42,15 +42,15 @@ def train(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> nn.Module:
     return model
 
 
-def accuracy(model: nn.Module, *, lying: bool) -> float:
-    x, y = digits(lying=lying, test=True)
+def accuracy(model: nn.Module, *, transposed: bool) -> float:
+    x, y = digits(transposed=transposed, test=True)
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
 
 
 def test_the_lines_of_the_readme_keep_what_a_model_knew(capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    old, new = (digits(lying=lying, test=False) for lying in (False, True))
+    old, new = (digits(transposed=transposed, test=False) for transposed in (False, True))
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     train(model, batches(*old, 1000))
     known, new_data = old[0][:256], batches(*new, 500)
@@ -62,8 +62,8 @@ def test_the_lines_of_the_readme_keep_what_a_model_knew(capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert printed.startswith("On known inputs: KL(before || now)")
     assert "Protected by: gate, teacher." in printed
-    assert accuracy(model, lying=False) > max(0.9, accuracy(plain, lying=False) + 0.2)
-    assert accuracy(model, lying=True) > 0.6
+    assert accuracy(model, transposed=False) > max(0.9, accuracy(plain, transposed=False) + 0.2)
+    assert accuracy(model, transposed=True) > 0.6
 
 
 def test_the_lines_are_few() -> None:
