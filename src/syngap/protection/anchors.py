@@ -51,7 +51,7 @@ def predicting(model: nn.Module, predict: Predict | None) -> Predict:
         except Exception as error:
             if type(error) not in (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 raise
-            raise type(error)(f"the model did not take the known inputs: {error}") from error
+            raise type(error)(f"known inputs: {error}") from error
         return found
 
     return predicted

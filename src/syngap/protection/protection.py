@@ -170,7 +170,7 @@ class Protection:
         *,
         uses_gate: bool,
         uses_teacher: bool,
-        predict: Predict | None,
+        predict: Predict,
         options: dict[str, Any],
         rank: Rank | None,
         rotate: bool | None,

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 from torch.distributions import Distribution
 
-from syngap.optim.consolidation import Predict, call, in_eval_mode
+from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.notices import Notices
 from syngap.optim.scores import suspect_probabilities
 from syngap.optim.sharded import reshard
@@ -50,7 +50,7 @@ class Teacher:
         model: the model, as it is before training.
         start: its weights.
         batches: the known inputs.
-        predict: computes a prediction from a batch in place of the model.
+        predict: computes a prediction from a batch.
 
     Attributes:
         batches: the known inputs.
@@ -58,7 +58,7 @@ class Teacher:
     """
 
     def __init__(
-        self, model: nn.Module, start: Start, batches: list[Any], predict: Predict | None
+        self, model: nn.Module, start: Start, batches: list[Any], predict: Predict
     ) -> None:
         self.batches, self.may_grow = batches, False
         self._model, self._start, self._predict = model, start, predict
@@ -184,10 +184,7 @@ class Teacher:
 
     def _predict_batch(self, batch: Any) -> Tensor | Distribution:
         batch = anchors.moved(batch, next(self._model.parameters()).device)
-        found: Tensor | Distribution = (
-            self._predict(batch) if self._predict else call(self._model, batch)
-        )
-        return found
+        return self._predict(batch)
 
 
 def _warn_of_probabilities(prediction: Tensor | Distribution) -> None:

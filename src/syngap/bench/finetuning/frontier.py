@@ -43,8 +43,7 @@ def best_gain(points: Sequence[Point], start: Point, half: int) -> float:
 
 def best_new_loss(points: Sequence[Point]) -> float:
     """Return the lowest new loss: chosen on one half, judged on the other, mean of both ways."""
-    chosen = [min(points, key=lambda point, half=half: point.new[half]) for half in (0, 1)]  # type: ignore[misc]
-    return fmean(point.new[1 - half] for half, point in enumerate(chosen))
+    return fmean(point.new[judged] for point, judged in _best(points))
 
 
 def losses_at_best(points: Sequence[Point]) -> dict[str | None, float]:
@@ -52,10 +51,9 @@ def losses_at_best(points: Sequence[Point]) -> dict[str | None, float]:
 
     They are by kind of old data; that of what is learned is at None.
     """
-    chosen = [min(points, key=lambda point, half=half: point.new[half]) for half in (0, 1)]  # type: ignore[misc]
     found: dict[str | None, float] = {None: best_new_loss(points)}
     for kind in points[0].old:
-        found[kind] = fmean(point.old[kind][1 - half] for half, point in enumerate(chosen))
+        found[kind] = fmean(point.old[kind][judged] for point, judged in _best(points))
     return found
 
 
@@ -67,13 +65,17 @@ def exact_match(points: Sequence[Point], kind: str | None = None) -> float | Non
         kind: of old data; None is what is learned.
     """
     found = []
-    for half in (0, 1):
-        point = min(points, key=lambda point: point.new[half])
+    for point, judged in _best(points):
         exact = point.exact if kind is None else (point.old_exact or {}).get(kind)
         if exact is None:
             return None
-        found.append(exact[1 - half])
+        found.append(exact[judged])
     return fmean(found)
+
+
+def _best(points: Sequence[Point]) -> list[tuple[Point, int]]:
+    """Return the points with the lowest new loss on each half, and the half to judge it on."""
+    return [(min(points, key=lambda point: point.new[half]), 1 - half) for half in (0, 1)]
 
 
 def judged_gain(points: Sequence[Point], start: Point) -> float:

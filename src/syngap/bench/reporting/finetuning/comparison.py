@@ -123,6 +123,11 @@ class Comparison:
     tried: Mapping[str, Mapping[int, Tried]]
     missing: list[str]
 
+    @property
+    def baseline(self) -> str:
+        """The row of AdamW, with which all others are compared."""
+        return next(one.family for one in self.outcomes if one.method == BASELINE)
+
 
 def compare_methods(runs: Sequence[Run]) -> Comparison:
     """Return the comparison of all methods whose trials have ended, seed by seed."""

@@ -16,7 +16,6 @@ from syngap.bench.finetuning.frontier import (
 from syngap.bench.finetuning.point import Point
 from syngap.bench.options import shown
 from syngap.bench.reporting.finetuning.comparison import (
-    BASELINE,
     Comparison,
     Outcome,
     Ratios,
@@ -84,8 +83,7 @@ def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
     """
     heads = ["method", f"{found.new} ↓", *(f"{kind} ↓" for kind in found.old), "forgets ↓", "s"]
     names = (None, *found.old)
-    base = next(one.family for one in found.outcomes if one.method == BASELINE)
-    starts = [losses_at_best([tried.start]) for tried in found.tried[base].values()]
+    starts = [losses_at_best([tried.start]) for tried in found.tried[found.baseline].values()]
     before = [_mean([start[name] for start in starts], 3) for name in names]
     lines = [["before", *before, "", ""]]
     for outcome in found.outcomes:
@@ -161,10 +159,9 @@ def forgetting_of(
         "interpolated": lambda tried: tried.points,
     }
     _check_known(at, choices)
-    base = next(one.family for one in found.outcomes if one.method == BASELINE)
     ratios = []
     for seed in by_row[row].seeds:
-        tried, adamw = found.tried[row][seed], as_trained(found.tried[base][seed].points)
+        tried, adamw = found.tried[row][seed], as_trained(found.tried[found.baseline][seed].points)
         points = choices[at](tried)
         ratios.append(relative_forgetting(points, adamw, tried.start, kind, [level]))
     return _summary(ratios)
