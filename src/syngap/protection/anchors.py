@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,18 @@ from torch.distributions import Distribution
 from syngap.optim.consolidation import Predict, call
 from syngap.optim.tensors import gathered, local
 
-__all__ = ["batches_of", "cut", "fingerprint", "length", "mask_of", "moved", "predicting"]
+__all__ = [
+    "batches_of",
+    "copied",
+    "cut",
+    "fingerprint",
+    "length",
+    "mask_of",
+    "moved",
+    "part_of",
+    "predicting",
+    "tensors_of",
+]
 
 
 def batches_of(known: Any, size: int) -> list[Any]:
@@ -68,13 +79,12 @@ def _parts(batch: Any, size: int) -> Iterator[Any]:
         yield batch
         return
     for start in range(0, rows, size):
-        part = slice(start, start + size)
-        if isinstance(batch, Tensor):
-            yield batch[part]
-        elif isinstance(batch, Mapping):
-            yield {name: value[part] for name, value in batch.items()}
-        else:
-            yield tuple(value[part] for value in batch)
+        yield part_of(batch, slice(start, start + size))
+
+
+def part_of(batch: Any, rows: slice) -> Any:
+    """Return some rows of a batch whose parts are tensors of one length."""
+    return _each(batch, lambda value: value[rows])
 
 
 def length(batch: Any) -> int | None:
@@ -96,13 +106,32 @@ def length(batch: Any) -> int | None:
 
 def moved(batch: Any, device: torch.device) -> Any:
     """Return a batch whose tensors are on a device."""
+    return _each(batch, lambda value: value.to(device))
+
+
+def copied(batch: Any) -> Any:
+    """Return a batch whose tensors are copies."""
+    return _each(batch, Tensor.clone)
+
+
+def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a batch whose tensors are changed, the rest as it is."""
     if isinstance(batch, Tensor):
-        return batch.to(device)
+        return change(batch)
     if isinstance(batch, Mapping):
-        return {name: moved(value, device) for name, value in batch.items()}
+        return {name: _each(value, change) for name, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(_each(value, change) for value in batch)
     return batch
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, tuple, list)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_of(value)
 
 
 def mask_of(batch: Any, prediction: Any) -> Tensor | None:
@@ -118,7 +147,7 @@ def mask_of(batch: Any, prediction: Any) -> Tensor | None:
 
 def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:
     """Return a short text that other inputs, or other weights, would not give."""
-    sums = [f"{number:.6g}" for batch in batches for number in _sums(batch)]
+    sums = [f"{_sum(value):.6g}" for batch in batches for value in tensors_of(batch)]
     weights = torch.stack(
         [gathered(local(param.detach()), param).double().sum().cpu() for param in params]
     )
@@ -126,12 +155,5 @@ def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:
     return f"{len(sums)} {total:.6g} {weights.abs().sum():.6g}"
 
 
-def _sums(value: Any) -> Iterator[float]:
-    if isinstance(value, Tensor):
-        yield float(value.double().abs().sum() if not value.is_complex() else 0.0)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _sums(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _sums(part)
+def _sum(value: Tensor) -> float:
+    return float(value.double().abs().sum() if not value.is_complex() else 0.0)

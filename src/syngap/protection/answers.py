@@ -15,9 +15,9 @@ from torch.distributions import Categorical, Distribution, kl_divergence
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.tensors import wide
 
-__all__ = ["Answers", "divergence", "take_answers"]
+__all__ = ["Answers", "divergence", "take_answers", "weighted_divergence", "weights_of"]
 
-AT_A_TIME = 1 << 25  # probabilities that are in memory in full precision
+AT_A_TIME = 1 << 23  # probabilities that are in memory in full precision
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,20 @@ def divergence(before: Answers, now: Tensor | Distribution) -> Tensor:
         raise _other_shape(
             f"logits of shape {tuple(now.shape)}", f"logits of shape {tuple(former.shape)}"
         )
-    shape = now.shape[:-1]
-    mask = torch.ones(shape, dtype=torch.bool) if before.mask is None else before.mask
-    weights = wide(mask.to(now.device, now.dtype))
-    weights = weights / weights.sum().clamp(min=1)
+    return weighted_divergence(now, former.to(now.device), weights_of(before.mask, now))
+
+
+def weights_of(mask: Tensor | None, logits: Tensor) -> Tensor:
+    """Return what each prediction counts in a mean over those that count."""
+    mask = torch.ones(logits.shape[:-1], dtype=torch.bool) if mask is None else mask
+    weights = wide(mask.to(logits.device, logits.dtype))
+    return weights / weights.sum().clamp(min=1)
+
+
+def weighted_divergence(now: Tensor, before: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum of KL(before ‖ now) over logits (..., classes), each with its weight."""
     found: Tensor = _KL.apply(  # type: ignore[no-untyped-call]
-        now.flatten(0, -2), former.to(now.device).flatten(0, -2), weights.flatten()
+        now.flatten(0, -2), before.flatten(0, -2), weights.flatten()
     )
     return found
 

@@ -7,13 +7,12 @@ calculated again from the start's weights. To store a few likely tokens of each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import Node
 from torch.distributions import Distribution
 
 from syngap.optim.consolidation import Predict, in_eval_mode
@@ -27,8 +26,10 @@ from syngap.protection.answers import (
     divergence,
     first_classes,
     take_answers,
+    weights_of,
     width_of,
 )
+from syngap.protection.captured import CapturedPass, capture, leaves_of, nodes_of
 from syngap.protection.last_product import Head, LastProduct
 from syngap.protection.start import Start
 
@@ -60,21 +61,24 @@ class Teacher:
     def __init__(
         self, model: nn.Module, start: Start, batches: list[Any], predict: Predict
     ) -> None:
-        self.batches, self.may_grow = batches, False
+        self.batches, self.may_grow = _near(batches, model), False
         self._model, self._start, self._predict = model, start, predict
         self._width: int | None = None
         self._stored: list[Answers] | None = []
         self._features: list[Tensor] | None = []
         self._head: Head | None = None
         self._has_float16: dict[tuple[object, ...], bool] = {}
+        self._captured: CapturedPass | None = None
+        self._captured_in: tuple[object, ...] | None = None
+        self._may_capture = True
         if any(is_sharded(param) for param in model.parameters()):
             self._features = None  # FSDP2 frees the weights of a layer after its product
         with in_eval_mode(model), torch.no_grad():
-            for batch in batches:
+            for batch in self.batches:
                 with LastProduct() as product:
                     prediction = self._predict_batch(batch)
                 answers = take_answers(prediction, anchors.mask_of(batch, prediction))
-                if batch is batches[0]:
+                if batch is self.batches[0]:
                     self._width = width_of(answers.prediction)
                     _warn_of_probabilities(answers.prediction)
                 self._keep(answers, product)
@@ -117,19 +121,55 @@ class Teacher:
         """Return KL(before ‖ now) on one batch.
 
         Where that is safe its gradient is taken at once, so that its graph is not in memory beside
-        that of the new batch.
+        that of the new batch; on a GPU by a CUDA graph, from the second call on.
         """
+        learned = [param for param in self._model.parameters() if param.requires_grad]
+        if torch.is_grad_enabled() and self._is_captured(learned):
+            return self._replay(place)
         before = self.before(place)
         with in_eval_mode(self._model):
             found = divergence(before, self._now(place))
-        learned = [param for param in self._model.parameters() if param.requires_grad]
         if not found.requires_grad or not self._is_differentiable_now(found, learned):
             return found
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
         pairs = [pair for pair in zip(learned, gradients, strict=True) if pair[1] is not None]
         params, known = zip(*pairs, strict=True)
-        loss: Tensor = _KnownGradient.apply(found.detach(), known, *params)  # type: ignore[no-untyped-call]
-        return loss
+        if self._may_capture and not self.may_grow and self._rows(place) is not None:
+            self._may_capture = False
+            rows = [self._rows(each) for each in range(len(self.batches))]
+            self._captured = capture(
+                self._model, self._predict, self.batches, rows, self._answer, params
+            )
+            self._captured_in = _precision(found.device, learned)
+        return _with_gradient(found.detach(), None, known, params)
+
+    def _is_captured(self, learned: list[nn.Parameter]) -> bool:
+        """Return whether there is a recorded pass that does what the model would do now."""
+        if self._captured is None:
+            return False
+        if self.may_grow or not self._captured.fits(self._model):
+            self._captured = None  # for good: to record takes as long as some steps
+            return False
+        device = learned[0].device
+        return self._captured.is_free and self._captured_in == _precision(device, learned)
+
+    def _replay(self, place: int) -> Tensor:
+        assert self._captured is not None
+        batch, rows = self.batches[place], self._rows(place)
+        assert rows is not None
+        weights = weights_of(anchors.mask_of(batch, rows), rows)
+        found, gradients = self._captured.run(batch, rows, weights)
+        return _with_gradient(found, self._captured, gradients, self._captured.params)
+
+    def _rows(self, place: int) -> Tensor | None:
+        """Return what is stored of the answers to a batch, None where that is no tensor."""
+        if self._stored is not None:
+            prediction = self._stored[place].prediction
+            return prediction if isinstance(prediction, Tensor) else None
+        return None if self._features is None else self._features[place]
+
+    def _answer(self, rows: Tensor) -> Tensor:
+        return rows if self._head is None else self._head.answer(rows)
 
     def _is_differentiable_now(self, found: Tensor, learned: list[nn.Parameter]) -> bool:
         """Return whether a gradient can be taken before that of the whole loss.
@@ -141,20 +181,14 @@ class Teacher:
         """
         if any(param._backward_hooks for param in learned):
             return False
-        nodes, own = _nodes(found), set(learned)
-        device = found.device.type
-        precision: tuple[object, ...] = (
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
-            frozenset(param.dtype for param in learned),
-        )
+        nodes, own = nodes_of(found), set(learned)
+        precision = _precision(found.device, learned)
         if precision not in self._has_float16:
             kinds = {each.dtype for node in nodes for each in node._input_metadata}
             self._has_float16[precision] = torch.float16 in kinds
-        leaves = [node.variable for node in nodes if hasattr(node, "variable")]
         names = {node.name() for node in nodes}
         is_plain = not any(name.startswith("CheckpointFunction") for name in names)
-        return is_plain and not self._has_float16[precision] and all(leaf in own for leaf in leaves)
+        return is_plain and not self._has_float16[precision] and own.issuperset(leaves_of(nodes))
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
@@ -196,30 +230,55 @@ def _warn_of_probabilities(prediction: Tensor | Distribution) -> None:
         )
 
 
+def _near(batches: list[Any], model: nn.Module) -> list[Any]:
+    """Return batches on the model's device, if they take little memory there."""
+    size = sum(each.nbytes for batch in batches for each in anchors.tensors_of(batch))
+    device = next(model.parameters()).device
+    return batches if size > SMALL else [anchors.moved(batch, device) for batch in batches]
+
+
+def _precision(device: torch.device, params: list[nn.Parameter]) -> tuple[object, ...]:
+    return (
+        torch.is_autocast_enabled(device.type),
+        torch.get_autocast_dtype(device.type),
+        frozenset(param.dtype for param in params),
+    )
+
+
+def _with_gradient(
+    loss: Tensor,
+    source: CapturedPass | None,
+    gradients: Sequence[Tensor],
+    params: Sequence[Tensor],
+) -> Tensor:
+    found: Tensor = _KnownGradient.apply(loss, source, tuple(gradients), *params)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _KnownGradient(torch.autograd.Function):
-    """A loss whose gradient is known."""
+    """A loss whose gradient is known.
+
+    That of a recorded pass is in memory which the next replay writes to.
+    """
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *params: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        loss: Tensor,
+        source: CapturedPass | None,
+        gradients: tuple[Tensor, ...],
+        *params: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(*gradients)
+        ctx.source, ctx.number = source, None if source is None else source.hold(ctx)
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.source is not None:
+            ctx.source.release(ctx.number)
         scaled: dict[Tensor, Tensor] = {}
         for some in alike(ctx.saved_tensors):
             scaled |= zip(some, torch._foreach_mul(some, grad.to(some[0])), strict=True)
-        return None, None, *(scaled[each] for each in ctx.saved_tensors)
-
-
-def _nodes(found: Tensor) -> set[Node]:
-    """Return all nodes of a graph."""
-    assert found.grad_fn is not None
-    nodes, left = {found.grad_fn}, [found.grad_fn]
-    while left:
-        for node, _ in left.pop().next_functions:
-            if node is not None and node not in nodes:
-                nodes.add(node)
-                left.append(node)
-    return nodes
+        return None, None, None, *(scaled[each] for each in ctx.saved_tensors)

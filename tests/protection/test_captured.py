@@ -1,0 +1,316 @@
+"""The teacher's pass that is recorded does what the plain one does.
+
+On a CPU nothing is recorded, and the same pass runs as it is; with a GPU it is replayed as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import syngap
+from syngap.protection import Protection, captured, teacher
+
+CLASSES, LENGTH, ROWS = 11, 4, 22
+TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+MASK = torch.arange(LENGTH) < torch.arange(ROWS).remainder(LENGTH).add(1).unsqueeze(1)
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ),
+]
+
+
+class Writer(nn.Module):
+    """Has a tied head, a frozen layer, one that is not used, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, 6)
+        self.middle, self.frozen, self.unused = (nn.Linear(6, 6) for _ in range(3))
+        self.norm, self.dropout = nn.LayerNorm(6), nn.Dropout(0.5)
+        self.head = nn.Linear(6, CLASSES, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = x + self.frozen(self.dropout(torch.tanh(self.middle(x))))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def build(device: str) -> Writer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Writer().to(device)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device; the CPU counts as a GPU on which each pass runs as it is."""
+    if request.param == "cpu":
+        monkeypatch.setattr(captured, "_is_on_gpu", lambda model: True)
+    monkeypatch.setattr(captured, "PREDICTIONS", 3 * LENGTH)  # three rows at a time
+    return str(request.param)
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each recorded run had."""
+    seen: list[int] = []
+    run = captured.CapturedPass.run
+
+    def counted(self: Any, batch: Any, stored: Tensor, weights: Tensor) -> Any:
+        seen.append(len(stored))
+        return run(self, batch, stored, weights)
+
+    monkeypatch.setattr(captured.CapturedPass, "run", counted)
+    return seen
+
+
+def moved(model: nn.Module) -> None:
+    """Take the model away from where it started, so that the loss is not zero."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.1 * torch.randn(param.shape, generator=generator).to(param))
+
+
+def protection_of(
+    model: nn.Module, known: Any = TOKENS, **options: Any
+) -> tuple[Protection, teacher.Teacher]:
+    protection = syngap.protect(model, known, **({"gate": False, "anchors": 8} | options), every=1)
+    return protection, protection._teacher
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor | None]:
+    model.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {name: param.grad for name, param in model.named_parameters()}
+
+
+def assert_alike(model: nn.Module, former: teacher.Teacher, place: int, atol: float = 1e-6) -> None:
+    """Compare what is replayed with the plain pass."""
+    assert former._captured is not None
+    found = former.loss(place)
+    mine = gradients(model, found)
+    kept, former._captured, former._may_capture = former._captured, None, False
+    plain = former.loss(place)
+    its = gradients(model, plain)
+    former._captured = kept
+    assert found.item() == pytest.approx(plain.item(), abs=atol)
+    assert found.item() > 1e-3
+    for name, gradient in its.items():
+        if gradient is None:
+            assert mine[name] is None, name
+        else:
+            torch.testing.assert_close(mine[name], gradient, rtol=1e-3, atol=atol, msg=name)
+
+
+def as_dict(tokens: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": tokens, "attention_mask": MASK.long()}
+
+
+KINDS: dict[str, tuple[Any, Callable[[nn.Module], Any]]] = {
+    "a tensor": (TOKENS, lambda model: None),
+    "with padding": (as_dict(TOKENS), lambda model: lambda batch: model(batch["input_ids"])),
+    "arguments": ([(TOKENS[:8],), (TOKENS[8:],)], lambda model: None),
+    "a factor": (TOKENS, lambda model: lambda tokens: 1.5 * model(tokens)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("room", [1 << 28, (ROWS * LENGTH * 6 + 6 * CLASSES) * 4])
+def test_a_recorded_pass_is_the_plain_one(
+    kind: str, room: int, device: str, replays: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher, "byte_limit", lambda model: room)
+    model = build(device)
+    known, predict = KINDS[kind]
+    protection, former = protection_of(model, known, predict=predict(model))
+    assert former._rows(0) is not None or kind == "a factor"
+    protection.loss()
+    if former._rows(0) is None:
+        assert former._captured is None  # former answers are calculated again
+        return
+    moved(model)
+    for place in range(len(former.batches)):
+        assert_alike(model, former, place)
+    assert sum(replays) == ROWS
+
+
+def test_training_is_the_same(device: str, replays: list[int]) -> None:
+    def train(model: nn.Module, capturing: bool) -> None:
+        protection, former = protection_of(model, gate=True)
+        former._may_capture = capturing
+        optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), 1e-2))
+        for step in range(6):
+            torch.manual_seed(step)
+            x = TOKENS[step : step + 4].to(device)
+            loss = protection.loss() + F.cross_entropy(model(x).flatten(0, 1), x.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    model, other = build(device), build(device)
+    train(model, False)
+    assert not replays
+    train(other, True)
+    assert len(replays) == 5  # the first one showed that it can be recorded
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["in predict", "around the call"])
+def test_autocast_takes_the_weights_of_now(device: str, outside: bool) -> None:
+    model = build(device)
+    half = torch.autocast(device, torch.bfloat16)
+
+    def predict(tokens: Tensor) -> Tensor:
+        with half if not outside else torch.autocast(device, enabled=torch.is_autocast_enabled()):
+            logits: Tensor = model(tokens)
+        return logits
+
+    protection, former = protection_of(model, predict=None if outside else predict)
+    with torch.autocast(device, torch.bfloat16, enabled=outside):
+        model(TOKENS[:2].to(device))  # leaves weights in autocast's cache
+        protection.loss()
+        moved(model)
+        torch.clear_autocast_cache()
+        assert_alike(model, former, 0, atol=2e-2)
+
+
+def test_two_losses_before_one_backward(device: str, replays: list[int]) -> None:
+    model = build(device)
+    protection, former = protection_of(model)
+    protection.loss()
+    moved(model)
+    both = former.loss(0) + former.loss(1)
+    assert replays == [8]  # the second one does not write over the first
+    mine = gradients(model, both)
+    former._captured = None
+    its = gradients(model, former.loss(0) + former.loss(1))
+    for name, gradient in its.items():
+        if gradient is not None:
+            torch.testing.assert_close(mine[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_gradient_that_was_written_over_is_refused(device: str) -> None:
+    model = build(device)
+    protection, former = protection_of(model)
+    protection.loss()
+    moved(model)
+    loss = former.loss(0)
+    loss.backward(retain_graph=True)
+    former.loss(1)
+    with pytest.raises(RuntimeError, match="is gone"):
+        loss.backward()
+
+
+def test_a_loss_that_nobody_uses_keeps_nothing(device: str, replays: list[int]) -> None:
+    protection, _ = protection_of(build(device))
+    for _ in range(4):
+        protection.loss()
+    assert len(replays) == 3
+
+
+def test_the_models_own_gradients_stay(device: str) -> None:
+    model = build(device)
+    protection, _ = protection_of(model)
+    protection.loss()
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    moved(model)
+    protection.loss()
+    for param in model.parameters():
+        assert param.grad is not None
+        assert bool((param.grad == 1).all())
+
+
+def add_hook(model: Writer) -> None:
+    model.norm.register_forward_hook(lambda *_: None)
+
+
+def move_memory(model: Writer) -> None:
+    model.middle.weight.data = model.middle.weight.data.clone()
+
+
+def freeze(model: Writer) -> None:
+    model.middle.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [add_hook, move_memory, freeze])
+def test_a_model_that_changes_is_not_replayed(
+    change: Callable[[Writer], None], device: str, replays: list[int]
+) -> None:
+    model = build(device)
+    protection, former = protection_of(model)
+    protection.loss()
+    protection.loss()
+    assert len(replays) == 1
+    change(model)
+    moved(model)
+    found = protection.loss()
+    assert len(replays) == 1
+    assert former._captured is None
+    plain = copy.deepcopy(model)
+    plain.load_state_dict(build(device).state_dict())
+    assert found.item() > 0
+
+
+def with_hook(model: Writer) -> Any:
+    add_hook(model)
+    return None
+
+
+def over_the_batch(model: Writer) -> Any:
+    return lambda tokens: model(tokens) - model(tokens).mean(0, keepdim=True)
+
+
+def pairs_of_rows(model: Writer) -> Any:
+    return lambda tokens: (each := model(tokens).flatten(1)) @ each.T
+
+
+@pytest.mark.parametrize("spoil", [with_hook, over_the_batch, pairs_of_rows])
+def test_what_cannot_be_recorded_runs_as_it_is(
+    spoil: Callable[[Writer], Any], device: str, replays: list[int]
+) -> None:
+    model = build(device)
+    # All batches have the same number of rows, which pairs of rows need.
+    protection, former = protection_of(model, TOKENS[:16], predict=spoil(model))
+    for _ in range(3):
+        protection.loss()
+    assert former._captured is None
+    assert not replays
+
+
+def test_inputs_of_several_lengths_run_as_they_are(device: str, replays: list[int]) -> None:
+    protection, _ = protection_of(build(device), [TOKENS[:8], TOKENS[8:16, :3]])
+    for _ in range(3):
+        protection.loss()
+    assert not replays
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_that_waits_for_the_gpu_runs_as_it_is(replays: list[int]) -> None:
+    model = build("cuda")
+
+    def predict(tokens: Tensor) -> Tensor:
+        logits: Tensor = model(tokens)
+        return logits if logits.sum().item() < 1e9 else 2 * logits
+
+    protection, _ = protection_of(model, predict=predict)
+    for _ in range(3):
+        protection.loss()
+    assert not replays
+    F.dropout(torch.ones(8, device="cuda")).sum().item()  # random numbers still work
