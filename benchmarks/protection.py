@@ -3,8 +3,8 @@
 python benchmarks/protection.py [--device cuda] [--layers 30] [--batch 16]
 The model has the shape of SmolLM2-135M and random weights, which cost what trained ones do. All
 variants are in memory, and take some steps each in turn, so that a machine whose speed changes
-changes it for all of them. Times are medians over these turns. Memory is a variant's own, that of
-the set-up without the state that AdamW makes later.
+changes it for all of them. Times are medians over these turns. Memory is a variant's own, with what
+CUDA graphs keep for themselves; that of the set-up is without the state that AdamW makes later.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from syngap import protect
+from syngap.bench.finetuning.loop import memory_of_graphs
 
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "AdamW": None,
-    "gate, rotated": {"teacher": False, "rank": "full", "rotate": True},
-    "gate, filtered": {"teacher": False, "rank": "full", "rotate": False},
+    "gate": {"teacher": False},
+    "gate, all directions, filtered": {"teacher": False, "rank": "full", "rotate": False},
+    "gate, all directions, rotated": {"teacher": False, "rank": "full", "rotate": True},
     "gate, a quarter of the inputs' directions": {"teacher": False, "rank": 0.25},
     "teacher": {"gate": False},
     "gate and teacher, as by default": {},
-    "gate and teacher, 8 anchors at each step": {"anchors": 8, "every": 1},
-    "gate and teacher, 16 anchors at each 4th": {"anchors": 16, "every": 4},
+    "gate and teacher, each step, all directions": {"every": 1, "rank": "full"},
+    "gate and teacher, each step, a quarter": {"every": 1, "rank": 0.25},
+    "gate and teacher, 32 anchors, a quarter": {"every": 1, "anchors": 32, "rank": 0.25},
 }
 TURN = 4  # steps of a variant at a time, a multiple of every `every`
 
@@ -62,7 +65,8 @@ class Trained:
 
     def __init__(self, options: dict[str, Any] | None, args: argparse.Namespace) -> None:
         self.device, self.turns = torch.device(args.device), list[float]()
-        before = start_of_memory(args.device)
+        self.waits = args.wait
+        before = start_of_memory(self.device)
         self.model = make_model(args.layers, self.device)
         tokens = torch.randint(49152, (args.known, args.length), device=self.device)
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
@@ -77,13 +81,13 @@ class Trained:
             self.penalty = protection.loss
         synchronize(self.device)
         self.setup = time.perf_counter() - began
-        self.setup_memory = largest_memory(args.device) - before
+        self.setup_memory = largest_memory(self.device) - before
         self.optimizer = optimizer
         self.tokens = torch.randint(49152, (args.batch, args.length), device=self.device)
         self.turn()  # lets the optimizer make its state
-        start_of_memory(args.device)
+        start_of_memory(self.device)
         self.turn()
-        self.memory = largest_memory(args.device) - before
+        self.memory = largest_memory(self.device) - before
         self.turns.clear()
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -101,6 +105,8 @@ class Trained:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
+            if self.waits:
+                loss.item()
         synchronize(self.device)
         self.turns.append((time.perf_counter() - began) / TURN)
         self.optimizer.zero_grad()  # gradients do not wait in memory while others take their turn
@@ -114,6 +120,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--known", type=int, default=256)
     parser.add_argument("--turns", type=int, default=12, help=f"of {TURN} steps")
+    parser.add_argument("--wait", action="store_true", help="read the loss at each step")
     parser.add_argument("--only", help="variants whose name has this regular expression, and AdamW")
     args = parser.parse_args()
     wanted = [name for name in VARIANTS if not args.only or re.search(args.only, name)]
@@ -142,18 +149,20 @@ def shown(value: float, width: int, digits: int = 1) -> str:
     return f"{value:{width}.{digits}f}" if value else "–".rjust(width)
 
 
-def start_of_memory(device: str) -> float:
+def start_of_memory(device: torch.device) -> float:
     """Return what is in the memory of a GPU now, in GiB, and watch the largest from here on."""
     gc.collect()
-    if device != "cuda":
+    if device.type != "cuda":
         return 0.0
     torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated() / 2**30
+    return (torch.cuda.memory_allocated() + memory_of_graphs(device)) / 2**30
 
 
-def largest_memory(device: str) -> float:
+def largest_memory(device: torch.device) -> float:
     """Return the largest memory of a GPU since it was last asked, in GiB."""
-    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+    if device.type != "cuda":
+        return 0.0
+    return (torch.cuda.max_memory_allocated() + memory_of_graphs(device)) / 2**30
 
 
 if __name__ == "__main__":
