@@ -29,8 +29,8 @@ _Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, di
 LARGEST = 8192  # a side of more rows stays plain entries
 _ROWS_A_DIRECTION = 16  # more change eigenvectors little
 _FEWEST_BATCHES = 8  # of which half are taken
-_SMALL = 1 << 26  # bytes: complete bases of a small model
-_FULL_BYTES = 8.0  # a parameter: larger complete bases give way to some directions
+_SMALL = 1 << 28  # bytes: complete bases of a small model
+_FULL_BYTES = 4.0  # a parameter: larger complete bases give way to some directions
 _SHARE = 0.25  # of the inputs' directions
 
 

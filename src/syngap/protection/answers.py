@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributions import Categorical, Distribution, kl_divergence
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.tensors import wide
 
-__all__ = ["Answers", "divergence", "take_answers", "weighted_divergence", "weights_of"]
+__all__ = ["Answers", "divergence", "divergence_and_difference", "take_answers", "weights_of"]
 
 AT_A_TIME = 1 << 23  # probabilities that are in memory in full precision
 
@@ -51,7 +51,7 @@ class Answers:
         if isinstance(self.prediction, Distribution):
             return _mean(self.prediction.entropy(), self.mask)
         found = []
-        for rows in _in_parts(self.prediction.flatten(0, -2)):
+        for rows in _in_parts(self.prediction.flatten(0, -2), self.prediction.shape[-1]):
             logs = wide(rows).log_softmax(-1)
             found.append(-(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(-1))
         return _mean(torch.cat(found).view(self.prediction.shape[:-1]), self.mask)
@@ -116,7 +116,9 @@ def divergence(before: Answers, now: Tensor | Distribution) -> Tensor:
         raise _other_shape(
             f"logits of shape {tuple(now.shape)}", f"logits of shape {tuple(former.shape)}"
         )
-    return weighted_divergence(now, former.to(now.device), weights_of(before.mask, now))
+    weights = weights_of(before.mask, now)
+    found: Tensor = _KL.apply(now, former.to(now.device), weights)  # type: ignore[no-untyped-call]
+    return found
 
 
 def weights_of(mask: Tensor | None, logits: Tensor) -> Tensor:
@@ -126,36 +128,12 @@ def weights_of(mask: Tensor | None, logits: Tensor) -> Tensor:
     return weights / weights.sum().clamp(min=1)
 
 
-def weighted_divergence(now: Tensor, before: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum of KL(before ‖ now) over logits (..., classes), each with its weight."""
-    found: Tensor = _KL.apply(  # type: ignore[no-untyped-call]
-        now.flatten(0, -2), before.flatten(0, -2), weights.flatten()
-    )
-    return found
-
-
 class _KL(torch.autograd.Function):
-    """The weighted sum of KL(before ‖ now) over rows of logits, some rows at a time.
-
-    Its gradient is softmax(now) - softmax(before), which is all that is kept: of a vocabulary of
-    fifty thousand tokens each further copy in full precision would count.
-    """
+    """The weighted sum of KL(before ‖ now) over logits."""
 
     @staticmethod
     def forward(ctx: Any, now: Tensor, before: Tensor, weights: Tensor) -> Tensor:
-        difference = torch.empty_like(now)
-        total = weights.new_zeros(())
-        parts = (_in_parts(each) for each in (now, before, difference))
-        done = 0
-        for some, former, kept in zip(*parts, strict=True):
-            logs, before_logs = (wide(each).log_softmax(-1) for each in (some, former))
-            chances = before_logs.exp()
-            gaps = (before_logs - logs).masked_fill_(chances == 0, 0.0)  # impossible counts nothing
-            # Not a product of vectors, which autocast would round.
-            total += ((chances * gaps).sum(-1) * weights[done : done + len(some)]).sum()
-            torch.sub(logs.exp_(), chances, out=logs)
-            kept.copy_(logs)
-            done += len(some)
+        total, difference = divergence_and_difference(now, before, weights)
         ctx.save_for_backward(difference, weights)
         return total
 
@@ -166,8 +144,40 @@ class _KL(torch.autograd.Function):
         return difference * (grad * weights).to(difference.dtype).unsqueeze(-1), None, None
 
 
-def _in_parts(rows: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(rows, max(1, AT_A_TIME // rows.shape[-1]))
+def divergence_and_difference(
+    now: Tensor,
+    before: Tensor,
+    weights: Tensor,
+    answer: Callable[[Tensor], Tensor] = lambda before: before,
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of KL(before ‖ now), and softmax(now) - softmax(before).
+
+    The difference, times the weights, is the gradient, and all that has to be kept. Some rows are
+    taken at a time: of a vocabulary of fifty thousand tokens each further copy would count.
+
+    Args:
+        now: logits (..., classes).
+        before: what the former logits are made of, row by row.
+        weights: of each row.
+        answer: makes logits of it.
+    """
+    difference = torch.empty_like(now, memory_format=torch.contiguous_format)
+    total = weights.new_zeros(())
+    rows = [each.flatten(0, -2) for each in (now, before, difference)]
+    parts = (_in_parts(each, now.shape[-1]) for each in (*rows, weights.flatten()))
+    for some, former, kept, weight in zip(*parts, strict=True):
+        logs, before_logs = (wide(each).log_softmax(-1) for each in (some, answer(former)))
+        chances = before_logs.exp()
+        gaps = (before_logs - logs).masked_fill_(chances == 0, 0.0)  # impossible counts nothing
+        # Not a product of vectors, which autocast would round.
+        total += ((chances * gaps).sum(-1) * weight).sum()
+        torch.sub(logs.exp_(), chances, out=logs)
+        kept.copy_(logs)
+    return total, difference
+
+
+def _in_parts(rows: Tensor, classes: int) -> tuple[Tensor, ...]:
+    return torch.split(rows, max(1, AT_A_TIME // classes))
 
 
 def first_classes(prediction: Tensor | Distribution, count: int | None) -> Tensor | Distribution:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -17,15 +19,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
+from torch.utils.checkpoint import checkpoint
 
 from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
 from syngap.protection import anchors
-from syngap.protection.answers import weighted_divergence
+from syngap.protection.answers import divergence_and_difference
 
 __all__ = ["CapturedPass", "capture", "leaves_of", "nodes_of"]
 
-PREDICTIONS = 512  # at a time: the memory that more would take is of no use to anything else
+PREDICTIONS = 4096  # at a time: what a graph takes of memory is of no use to anything else
 _AGREES = 0.05  # relative error of a prediction, which half precision stays below
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -104,10 +107,7 @@ class CapturedPass:
         self._leaves = {names[each]: each.detach().requires_grad_() for each in params}
         for leaf in self._leaves.values():
             leaf.grad = torch.zeros_like(leaf)
-        own = set(self._leaves.values())
-        if not own.issuperset(leaves_of(nodes_of(self._loss()))):
-            raise ValueError("predictions depend on parameters that are not the model's")
-        self._play = self._recorded(some.device) if some.is_cuda else self._pass
+        self._play = self._recorded(some.device) if some.is_cuda else self._tried()
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether the model runs as it did, with its parameters in the same memory."""
@@ -163,15 +163,29 @@ class CapturedPass:
 
     # The graph.
 
-    def _loss(self) -> Tensor:
-        with torch.enable_grad(), in_eval_mode(self._model):
-            now = functional_call(self._module, self._leaves, (self._batch,))
-            return weighted_divergence(now, self._answer(self._stored), self._weights)
+    def _predictions(self) -> Tensor:
+        with torch.enable_grad(), in_eval_mode(self._model), _recomputed(self._model):
+            found: Tensor = functional_call(self._module, self._leaves, (self._batch,))
+        return found
 
     def _pass(self) -> None:
-        loss = self._loss()
-        loss.backward(inputs=list(self._leaves.values()))  # type: ignore[no-untyped-call]
-        self._total.add_(loss.detach())
+        now = self._predictions()
+        with torch.no_grad():
+            total, gradient = divergence_and_difference(
+                now, self._stored, self._weights, self._answer
+            )
+            gradient.mul_(self._weights.to(gradient.dtype).unsqueeze(-1))
+        with in_eval_mode(self._model):  # blocks run again
+            now.backward(gradient, inputs=list(self._leaves.values()))  # type: ignore[no-untyped-call]
+        self._total.add_(total)
+
+    def _tried(self) -> Callable[[], None]:
+        """Return the pass, after it has run once."""
+        own = set(self._leaves.values())
+        if not own.issuperset(leaves_of(nodes_of(self._predictions()))):
+            raise ValueError("predictions depend on parameters that are not the model's")
+        self._pass()
+        return self._pass
 
     def _recorded(self, device: torch.device) -> Callable[[], None]:
         """Return the replay of a pass."""
@@ -179,13 +193,12 @@ class CapturedPass:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             current = torch.cuda.current_stream()
             stream.wait_stream(current)
-            with torch.cuda.stream(stream), _waiting_refused():
-                for _ in range(2):  # in which libraries choose their kernels
-                    self._pass()
+            with torch.cuda.stream(stream):  # its nodes of autograd must not know another
+                self._tried()()  # libraries choose their kernels
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             torch.clear_autocast_cache()  # else weights that were cast before would be taken
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with _recording(graph, stream):
                 self._pass()
             torch.clear_autocast_cache()
         return graph.replay
@@ -229,6 +242,35 @@ def _is_plain(model: nn.Module) -> bool:
     )
 
 
+@contextmanager
+def _recomputed(model: nn.Module) -> Iterator[None]:
+    """Let the blocks of a model keep their inputs alone for the backward pass, and run again there.
+
+    Memory of a graph is its own for good, and time of a GPU that waits for the CPU costs little.
+    """
+    blocks = _blocks(model)
+    before = {block: vars(block).get("forward") for block in blocks}
+    for block in blocks:
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    try:
+        yield
+    finally:
+        for block, forward in before.items():
+            if forward is None:
+                del block.forward
+            else:
+                block.forward = forward
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of the list of layers that has most parameters: those of a transformer."""
+    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
+    sizes = [sum(param.numel() for param in each.parameters()) for each in lists]
+    return list(max(zip(sizes, lists, strict=True), key=itemgetter(0))[1]) if lists else []
+
+
 def _is_on_gpu(model: nn.Module) -> bool:
     return all(param.is_cuda for param in model.parameters())
 
@@ -257,11 +299,20 @@ def _require_own_rows(predict: Predict, batch: Any) -> None:
 
 
 @contextmanager
-def _waiting_refused() -> Iterator[None]:
-    """Raise where the CPU waits for the GPU, which a graph cannot hold."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Record what is done inside; where that fails, random numbers and memory are as before.
+
+    It fails where the CPU waits for the GPU. Torch would then go on as if it were recording.
+    """
+    generator = torch.cuda.default_generators[stream.device_index]
+    spare, pool = generator.clone_state(), torch.cuda.graph_pool_handle()
+    current = torch.cuda.current_stream()
     try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            yield
+    except RuntimeError:
+        torch.cuda.set_stream(current)
+        generator.graphsafe_set_state(spare)
+        with suppress(RuntimeError):  # where torch has done it
+            torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+        raise
