@@ -33,9 +33,9 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "gate, a quarter of the inputs' directions": {"teacher": False, "rank": 0.25},
     "teacher": {"gate": False},
     "gate and teacher, as by default": {},
-    "gate and teacher, each step, all directions": {"every": 1, "rank": "full"},
-    "gate and teacher, each step, a quarter": {"every": 1, "rank": 0.25},
-    "gate and teacher, 32 anchors, a quarter": {"every": 1, "anchors": 32, "rank": 0.25},
+    "gate and teacher, at each 2nd step": {"every": 2},
+    "gate and teacher, all directions": {"rank": "full"},
+    "gate and teacher, 32 anchors": {"anchors": 32},
 }
 TURN = 4  # steps of a variant at a time, a multiple of every `every`
 

@@ -6,7 +6,7 @@ On a CPU nothing is recorded, and the same pass runs as it is; with a GPU it is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import syngap
 from syngap.protection import Protection, captured, teacher
+from syngap.protection.pending import Pending
 
 CLASSES, LENGTH, ROWS = 11, 4, 22
 TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -79,13 +80,13 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each recorded run had."""
     seen: list[int] = []
-    run = captured.CapturedPass.run
+    loss = captured.CapturedPass.loss
 
     def counted(self: Any, batch: Any, stored: Tensor, weights: Tensor) -> Any:
         seen.append(len(stored))
-        return run(self, batch, stored, weights)
+        return loss(self, batch, stored, weights)
 
-    monkeypatch.setattr(captured.CapturedPass, "run", counted)
+    monkeypatch.setattr(captured.CapturedPass, "loss", counted)
     return seen
 
 
@@ -113,10 +114,10 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor | None]:
 def assert_alike(model: nn.Module, former: teacher.Teacher, place: int, atol: float = 1e-6) -> None:
     """Compare what is replayed with the plain pass."""
     assert former._captured is not None
-    found = former.loss(place)
+    found = former.loss(place, 0.7)
     mine = gradients(model, found)
     kept, former._captured, former._may_capture = former._captured, None, False
-    plain = former.loss(place)
+    plain = former.loss(place, 0.7)
     its = gradients(model, plain)
     former._captured = kept
     assert found.item() == pytest.approx(plain.item(), abs=atol)
@@ -215,11 +216,11 @@ def test_two_losses_before_one_backward(device: str, replays: list[int]) -> None
     protection, former = protection_of(model)
     protection.loss()
     moved(model)
-    both = former.loss(0) + former.loss(1)
+    both = former.loss(0, 0.7) + former.loss(1, 0.7)
     assert replays == [8]  # the second one does not write over the first
     mine = gradients(model, both)
     former._captured = None
-    its = gradients(model, former.loss(0) + former.loss(1))
+    its = gradients(model, former.loss(0, 0.7) + former.loss(1, 0.7))
     for name, gradient in its.items():
         if gradient is not None:
             torch.testing.assert_close(mine[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
@@ -230,9 +231,19 @@ def test_a_gradient_that_was_written_over_is_refused(device: str) -> None:
     protection, former = protection_of(model)
     protection.loss()
     moved(model)
-    loss = former.loss(0)
+    loss = former.loss(0, 0.7)
     loss.backward(retain_graph=True)
-    former.loss(1)
+    former.loss(1, 0.7)
+    with pytest.raises(RuntimeError, match="is gone"):
+        loss.backward()
+
+
+def test_a_second_backward_is_refused(device: str) -> None:
+    model = build(device)
+    protection, former = protection_of(model)
+    protection.loss()
+    loss = former.loss(0, 0.7)
+    loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="is gone"):
         loss.backward()
 
@@ -316,6 +327,62 @@ def test_inputs_of_several_lengths_run_as_they_are(device: str, replays: list[in
     for _ in range(3):
         protection.loss()
     assert not replays
+
+
+USES: dict[str, Callable[[Tensor], Any]] = {
+    "added": lambda loss: loss + 1,
+    "added to": lambda loss: 1 + loss,
+    "in place": lambda loss: loss.__iadd__(1),
+    "in a list": lambda loss: torch.stack([loss, loss]),
+    "by name": lambda loss: torch.add(input=loss, other=1),
+    "read": lambda loss: loss.item(),
+    "printed": str,
+    "copied": lambda loss: loss.detach().clone(),
+    "backward": lambda loss: loss.backward(),
+    "its node": lambda loss: loss.grad_fn,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whatever_uses_a_pending_loss_waits_for_it(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream:
+        waited: ClassVar[list[object]] = []
+
+        def wait_event(self, event: object) -> None:
+            self.waited.append(event)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    written: Any = object()
+    leaf = torch.ones((), requires_grad=True)
+    loss = Pending.of(2 * leaf, written)
+    assert isinstance(loss, Tensor)
+    assert not Stream.waited
+    found = USES[use](loss)
+    assert Stream.waited
+    assert set(Stream.waited) == {written}
+    assert not isinstance(found, Pending)
+    if use in ("added", "added to", "in place", "by name"):
+        found.backward()
+        assert leaf.grad == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_loss_is_there_when_it_is_read() -> None:
+    model = build("cuda")
+    protection, former = protection_of(model)
+    protection.loss()
+    moved(model)
+    expected = former.loss(0, 0.7).item()
+    for _ in range(20):
+        loss = former.loss(0, 0.7)
+        assert isinstance(loss, Pending)
+        busy = torch.randn(2000, 2000, device="cuda")
+        for _ in range(5):
+            busy = busy @ busy / 1000
+        total = loss + busy.sum() * 0
+        assert total.item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,8 +1,9 @@
 """The teacher's pass as a CUDA graph.
 
 The Python that starts the kernels of a forward and backward pass often takes longer than the GPU
-that runs them. The teacher's pass is the same at each step, so it is recorded once, for a few rows
-of known inputs at a time, and then replayed: that takes next to no time of the CPU.
+that runs them. The teacher's pass is the same at each step, so it is recorded once, for some rows
+of known inputs at a time, and then replayed: that takes next to no time of the CPU. It runs beside
+the forward pass of the new batch, on a stream of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
@@ -25,6 +27,7 @@ from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
 from syngap.protection import anchors
 from syngap.protection.answers import divergence_and_difference
+from syngap.protection.pending import Pending
 
 __all__ = ["CapturedPass", "capture", "leaves_of", "nodes_of"]
 
@@ -105,24 +108,62 @@ class CapturedPass:
         self._total = self._weights.new_zeros(())
         names: dict[Tensor, str] = {each: name for name, each in self._module.named_parameters()}
         self._leaves = {names[each]: each.detach().requires_grad_() for each in params}
-        for leaf in self._leaves.values():
-            leaf.grad = torch.zeros_like(leaf)
+        self._gradients = [torch.zeros_like(each) for each in params]
+        for leaf, gradient in zip(self._leaves.values(), self._gradients, strict=True):
+            leaf.grad = gradient
+        self._stream: torch.cuda.Stream | None = None
         self._play = self._recorded(some.device) if some.is_cuda else self._tried()
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether the model runs as it did, with its parameters in the same memory."""
         return self._mark == _memory_of(model) and _is_plain(model)
 
-    def run(self, batch: Any, stored: Tensor, weights: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return KL on a batch and the gradients of `params`, which the next run writes to.
+    @property
+    def is_free(self) -> bool:
+        """Whether no backward pass still needs the gradients of the last run."""
+        return self._holder is None or self._holder() is None
+
+    def loss(self, batch: Any, stored: Tensor, weights: Tensor) -> Tensor:
+        """Return KL on a batch, of which the gradient is taken at the same time.
 
         Args:
             batch: of known inputs.
             stored: of the former answers to it.
             weights: of each prediction in the sum.
         """
-        gradients = [leaf.grad for leaf in self._leaves.values() if leaf.grad is not None]
-        for some in alike([*gradients, self._total]):
+        found = _replayed(self, self._total, self.params)
+        if self._stream is None:
+            self._run(batch, stored, weights)
+            found.data.copy_(self._total)
+            return found
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._run(batch, stored, weights)
+            found.data.copy_(self._total)
+            written.record()
+        found.record_stream(self._stream)
+        weights.record_stream(self._stream)
+        return Pending.of(found, written)
+
+    def hold(self, holder: Any) -> int:
+        """Keep the gradients of the next run for an object, while it lives; return a number."""
+        self._number, self._holder = self._number + 1, weakref.ref(holder)
+        return self._number
+
+    def take(self, number: int) -> list[Tensor]:
+        """Return the gradients of a run, once; the next run writes to them."""
+        if number != self._number or self._holder is None:
+            raise RuntimeError(
+                "the gradient of this protection.loss() is gone: call backward() once for each "
+                "loss(), before the next loss()"
+            )
+        self._holder = None
+        return self._gradients
+
+    def _run(self, batch: Any, stored: Tensor, weights: Tensor) -> None:
+        """Add up loss and gradients over the rows."""
+        for some in alike([*self._gradients, self._total]):
             torch._foreach_zero_(some)
         size = len(self._stored)
         for start in range(0, len(stored), size):
@@ -138,28 +179,6 @@ class CapturedPass:
             self._stored[filled].copy_(stored[part])
             self._weights[filled].copy_(weights[part])
             self._play()
-        return self._total, gradients
-
-    # Whose gradients are in memory.
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no backward pass still needs the gradients of the last run."""
-        return self._holder is None or self._holder() is None
-
-    def hold(self, holder: Any) -> int:
-        """Keep the gradients of this run for an object, as long as it lives; return its number."""
-        self._number, self._holder = self._number + 1, weakref.ref(holder)
-        return self._number
-
-    def release(self, number: int) -> None:
-        """Let the next run have the memory of the gradients; refuse where it had it already."""
-        if number != self._number:
-            raise RuntimeError(
-                "the gradient of this protection.loss() is gone, because loss() was called again "
-                "since: call backward() once for each, or before the next"
-            )
-        self._holder = None
 
     # The graph.
 
@@ -201,7 +220,33 @@ class CapturedPass:
             with _recording(graph, stream):
                 self._pass()
             torch.clear_autocast_cache()
+        self._stream = stream
         return graph.replay
+
+
+class _Replayed(torch.autograd.Function):
+    """A loss whose value and gradient a replay writes, before they are used.
+
+    It is made before the new batch runs, so that its backward pass comes last, when memory is free.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: CapturedPass, like: Tensor, *params: Tensor) -> Tensor:
+        ctx.source, ctx.number = source, source.hold(ctx)
+        return torch.empty_like(like)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.source.take(ctx.number)
+        for some in alike(gradients):
+            torch._foreach_mul_(some, grad.to(some[0]))
+        return None, None, *gradients
+
+
+def _replayed(source: CapturedPass, like: Tensor, params: Sequence[Tensor]) -> Tensor:
+    found: Tensor = _Replayed.apply(source, like, *params)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Predicting(nn.Module):

@@ -41,7 +41,7 @@ CONSOLIDATION_ALONE = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
 ANCHORS = 16
-EVERY = 2  # where former answers are not stored whole
+EVERY = 2  # on a CPU, where former answers are not stored whole
 
 
 def protect(
@@ -86,7 +86,8 @@ def protect(
         batch_size: so many inputs at a time, to take importance; batches that are given stay whole.
         anchors: so many inputs a call of `loss`.
         every: `loss` is zero except at every k-th call, where it counts k times: 1 takes more time,
-            and keeps a little more. None is 1 where former answers are stored whole, else 2.
+            and keeps a little more. None is 1 on a GPU and where former answers are stored whole,
+            else 2.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
         process_group: the processes that train the model together, each of which calls this with
@@ -204,7 +205,8 @@ class Protection:
             )
             check_knowledge(self.known, model)
         self._teacher = Teacher(model, self._start, taught, predict)
-        self._every = every or (1 if self._teacher.stores else EVERY)
+        is_cheap = self._teacher.stores or self._device.type == "cuda"
+        self._every = every or (1 if is_cheap else EVERY)
 
     # Training.
 
@@ -260,8 +262,8 @@ class Protection:
         self.calls = number + 1
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
-        weight = self._strength * self._every
-        return weight * self._teacher.loss(self._place(number // self._every))
+        place = self._place(number // self._every)
+        return self._teacher.loss(place, self._strength * self._every)
 
     @property
     def calls(self) -> int:

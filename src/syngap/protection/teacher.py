@@ -7,7 +7,7 @@ calculated again from the start's weights. To store a few likely tokens of each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -117,18 +117,18 @@ class Teacher:
         """Whether former answers are stored whole."""
         return self._stored is not None
 
-    def loss(self, place: int) -> Tensor:
-        """Return KL(before ‖ now) on one batch.
+    def loss(self, place: int, strength: float) -> Tensor:
+        """Return strength · KL(before ‖ now) on one batch.
 
         Where that is safe its gradient is taken at once, so that its graph is not in memory beside
         that of the new batch; on a GPU by a CUDA graph, from the second call on.
         """
         learned = [param for param in self._model.parameters() if param.requires_grad]
         if torch.is_grad_enabled() and self._is_captured(learned):
-            return self._replay(place)
+            return self._replay(place, strength)
         before = self.before(place)
         with in_eval_mode(self._model):
-            found = divergence(before, self._now(place))
+            found = strength * divergence(before, self._now(place))
         if not found.requires_grad or not self._is_differentiable_now(found, learned):
             return found
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
@@ -141,7 +141,8 @@ class Teacher:
                 self._model, self._predict, self.batches, rows, self._answer, params
             )
             self._captured_in = _precision(found.device, learned)
-        return _with_gradient(found.detach(), None, known, params)
+        loss: Tensor = _KnownGradient.apply(found.detach(), known, *params)  # type: ignore[no-untyped-call]
+        return loss
 
     def _is_captured(self, learned: list[nn.Parameter]) -> bool:
         """Return whether there is a recorded pass that does what the model would do now."""
@@ -153,13 +154,12 @@ class Teacher:
         device = learned[0].device
         return self._captured.is_free and self._captured_in == _precision(device, learned)
 
-    def _replay(self, place: int) -> Tensor:
-        assert self._captured is not None
+    def _replay(self, place: int, strength: float) -> Tensor:
         batch, rows = self.batches[place], self._rows(place)
+        assert self._captured is not None
         assert rows is not None
         weights = weights_of(anchors.mask_of(batch, rows), rows)
-        found, gradients = self._captured.run(batch, rows, weights)
-        return _with_gradient(found, self._captured, gradients, self._captured.params)
+        return self._captured.loss(batch, rows, strength * weights)
 
     def _rows(self, place: int) -> Tensor | None:
         """Return what is stored of the answers to a batch, None where that is no tensor."""
@@ -245,40 +245,18 @@ def _precision(device: torch.device, params: list[nn.Parameter]) -> tuple[object
     )
 
 
-def _with_gradient(
-    loss: Tensor,
-    source: CapturedPass | None,
-    gradients: Sequence[Tensor],
-    params: Sequence[Tensor],
-) -> Tensor:
-    found: Tensor = _KnownGradient.apply(loss, source, tuple(gradients), *params)  # type: ignore[no-untyped-call]
-    return found
-
-
 class _KnownGradient(torch.autograd.Function):
-    """A loss whose gradient is known.
-
-    That of a recorded pass is in memory which the next replay writes to.
-    """
+    """A loss whose gradient is known."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        loss: Tensor,
-        source: CapturedPass | None,
-        gradients: tuple[Tensor, ...],
-        *params: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *params: Tensor) -> Tensor:
         ctx.save_for_backward(*gradients)
-        ctx.source, ctx.number = source, None if source is None else source.hold(ctx)
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.source is not None:
-            ctx.source.release(ctx.number)
         scaled: dict[Tensor, Tensor] = {}
         for some in alike(ctx.saved_tensors):
             scaled |= zip(some, torch._foreach_mul(some, grad.to(some[0])), strict=True)
-        return None, None, None, *(scaled[each] for each in ctx.saved_tensors)
+        return None, None, *(scaled[each] for each in ctx.saved_tensors)
