@@ -17,6 +17,9 @@ import syngap
 from syngap.protection import Protection, captured, teacher
 from syngap.protection.pending import Pending
 
+# Torch's own, on the threads of its backward passes.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+
 CLASSES, LENGTH, ROWS = 11, 4, 22
 TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
 MASK = torch.arange(LENGTH) < torch.arange(ROWS).remainder(LENGTH).add(1).unsqueeze(1)

@@ -8,6 +8,7 @@ the forward pass of the new batch, on a stream of its own.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
@@ -32,6 +33,7 @@ from syngap.protection.pending import Pending
 __all__ = ["CapturedPass", "capture", "leaves_of", "nodes_of"]
 
 PREDICTIONS = 4096  # at a time: what a graph takes of memory is of no use to anything else
+_LOG = logging.getLogger(__name__)
 _AGREES = 0.05  # relative error of a prediction, which half precision stays below
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -64,7 +66,8 @@ def capture(
         return None
     try:
         return CapturedPass(model, predict, batches[0], stored[0], answer, params)
-    except (RuntimeError, ValueError):  # it waits for the GPU, or memory is short
+    except (RuntimeError, ValueError) as error:  # it waits for the GPU, or memory is short
+        _LOG.info("the teacher's pass is not recorded as a CUDA graph: %s", error)
         return None
 
 
@@ -300,7 +303,8 @@ def _recomputed(model: nn.Module) -> Iterator[None]:
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
         )
     try:
-        yield
+        with set_checkpoint_early_stop(False):  # by exceptions, which hold memory for a while
+            yield
     finally:
         for block, forward in before.items():
             if forward is None:
