@@ -13,7 +13,7 @@ What `search` may hold is in search.py; runs do not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from syngap.bench import methods, models, streams
+from syngap.bench.config.added_rows import check_rows, complete_rows
 from syngap.bench.config.component import Component
 from syngap.bench.config.formats import FORMAT, check_format
 from syngap.bench.config.reading import BoundedLoader, text_in
@@ -86,7 +87,7 @@ class Experiment:
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in ("stream", "model", "methods"):
             if not given.get(key):
-                raise UserError(f"{key}: missing")
+                raise UserError(f"{key}: missing; a configuration needs stream, model and methods")
         rows = mapping_of(given["methods"], "methods")
         experiment = cls(
             name=name_of(given.get("name", "experiment"), "name"),
@@ -125,7 +126,7 @@ class Experiment:
                     nearest(row.lower(), self.methods) or f"; there are {', '.join(self.methods)}"
                 )
                 if row in methods.registry.names():
-                    hint = f" row; --set methods.{row}={{}} adds it"
+                    hint = f"; the experiment has no such row: --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
         if self.search and (shared := self.search.shared(seeds or ())):
             raise UserError(
@@ -275,14 +276,24 @@ def _shipped_text(name: str) -> str:
     raise UserError(f"unknown experiment {shown(name)}{hint}")
 
 
-def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def with_settings(
+    given: Mapping[str, Any],
+    settings: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
     """Return `given` with every "a.b.c=value" of `settings` put in; values are YAML.
+
+    Args:
+        given: what a YAML file holds.
+        settings: the changes.
+        say: gets a line for each row that they add: where its options come from.
 
     Examples:
         >>> with_settings({"methods": {"er": None}}, ["methods.er.lr=0.3"])
         {'methods': {'er': {'lr': 0.3}}}
     """
     changed = dict(given)
+    rows_set: list[str] = []
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not all(path.split(".")):
@@ -290,6 +301,8 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
                 f"--set: got {shown(setting)}, expected key=value, such as stream.epochs=2"
             )
         *parents, last = path.split(".")
+        if parents[:1] == ["methods"]:
+            rows_set.append([*parents, last][1])
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
@@ -301,18 +314,10 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
     if "methods" in changed:
         registry = finetuning_methods if task_in(given) else methods.registry
         rows = mapping_of(changed["methods"], "methods")
-        _check_rows(rows, given.get("methods"), registry.names())
+        before = given.get("methods")
+        check_rows(rows, before, registry.names())
+        changed["methods"] = complete_rows(rows, before, rows_set, say)
     return changed
-
-
-def _check_rows(rows: Mapping[Any, Any], before: Any, names: Sequence[str]) -> None:
-    """Refuse rows that a setting added by mistyping one that was there."""
-    known = [str(row) for row in before] if isinstance(before, dict) else []
-    for row, options in rows.items():
-        new = isinstance(options, dict) and "method" in options
-        if not new and str(row) not in (*known, *names):
-            rows_are = f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}"
-            raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -335,7 +340,7 @@ class _Strict(BoundedLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} stands twice", key.start_mark
+                    None, None, f"{key.value} is there twice", key.start_mark
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return node

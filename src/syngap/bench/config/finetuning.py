@@ -51,6 +51,7 @@ __all__ = [
     "FinetuningExperiment",
     "FinetuningRun",
     "FinetuningTraining",
+    "check_equal_trials",
     "parse_experiment",
 ]
 
@@ -201,9 +202,11 @@ class FinetuningExperiment:
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in (task.key, "model", "methods"):
             if not given.get(key):
-                raise UserError(f"{key}: missing")
+                raise UserError(
+                    f"{key}: missing; a configuration needs {task.key}, model and methods"
+                )
         rows = mapping_of(given["methods"], "methods")
-        experiment = cls(
+        return cls(
             name=name_of(given.get("name", "experiment"), "name"),
             task=task.key,
             source=_part(given[task.key], task.key, task.sources),
@@ -213,18 +216,22 @@ class FinetuningExperiment:
             methods={name_of(row, "methods"): _method(row, rows[row], task) for row in rows},
             seeds=seeds_in(given.get("seeds", [0])),
         )
-        _check_equal_trials(experiment.methods)
-        return experiment
 
     def select(
         self, rows: Sequence[str] | None, seeds: Sequence[int] | None
     ) -> FinetuningExperiment:
-        """Return the part of the experiment with these rows and seeds; None is all."""
+        """Return the part of the experiment with these rows and seeds; None is all.
+
+        Rows that are compared must have as many trials; those that are left out need not.
+        """
         for row in rows or ():
             if row not in self.methods:
                 hint = nearest(row, self.methods) or f"; there are {', '.join(self.methods)}"
+                if row in methods.registry.names():
+                    hint = f"; the experiment has no such row: --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
+        check_equal_trials(chosen)
         return replace(self, methods=chosen, seeds=list(seeds) if seeds is not None else self.seeds)
 
     def as_mapping(self) -> dict[str, Any]:
@@ -340,12 +347,14 @@ def _method(row: Any, given: Any, task: ModelTask) -> Component:
     return Component(name, options)
 
 
-def _check_equal_trials(rows: Mapping[str, Component]) -> None:
+def check_equal_trials(rows: Mapping[str, Component]) -> None:
+    """Refuse rows with different numbers of trials: more trials are an advantage."""
     counts = {row: len(trials(row, method)) for row, method in rows.items()}
     first = next(iter(counts))
     for row, count in counts.items():
         if count != counts[first]:
             raise UserError(
-                f"methods.{row}: {count} trials, and {first} has {counts[first]}; give every "
-                "method as many values, or methods with more would have more to choose from"
+                f"methods.{row}: number of trials is {count}, but {counts[first]} for {first}. "
+                "A comparison needs as many trials for each method. Give both as many values "
+                f"(--set methods.{row}.lr=[0.001, 0.003, 0.01]), or choose rows with --methods"
             )

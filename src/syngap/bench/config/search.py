@@ -74,7 +74,7 @@ class Search:
                 raise UserError(f"search.{named(key)}: unknown option{hint}")
         for key in _KEYS:
             if given.get(key) is None:
-                raise UserError(f"search.{key}: missing")
+                raise UserError(f"search.{key}: missing; a search needs {', '.join(_KEYS)}")
         changes = mapping_of(given["stream"], "search.stream")
         searched = _stream(stream, changes)
         rows = mapping_of(given["spaces"], "search.spaces")
