@@ -77,41 +77,41 @@ class Experiment:
         seeds_in(self.seeds)
 
     @classmethod
-    def from_mapping(cls, given: Any) -> Experiment:
+    def from_mapping(cls, raw: Any) -> Experiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
-        given = mapping_of(given, "the configuration")
-        check_format(given, "the configuration")
-        for key in given:
+        raw = mapping_of(raw, "the configuration")
+        check_format(raw, "the configuration")
+        for key in raw:
             if key not in (*_KEYS, "format"):
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in ("stream", "model", "methods"):
-            if not given.get(key):
+            if not raw.get(key):
                 raise UserError(f"{key}: missing; a configuration needs stream, model and methods")
-        rows = mapping_of(given["methods"], "methods")
+        rows = mapping_of(raw["methods"], "methods")
         experiment = cls(
-            name=name_of(given.get("name", "experiment"), "name"),
-            stream=part_of(given["stream"], "stream", streams.registry.names(), streams.options),
+            name=name_of(raw.get("name", "experiment"), "name"),
+            stream=part_of(raw["stream"], "stream", streams.registry.names(), streams.options),
             model=part_of(
-                given["model"],
+                raw["model"],
                 "model",
                 models.registry.names(),
                 lambda name: signature(models.registry.get(name)),
             ),
             training=Training(
                 **checked(
-                    options_of(given.get("training"), "training"), signature(Training), "training"
+                    options_of(raw.get("training"), "training"), signature(Training), "training"
                 )
             ),
             methods={
                 name_of(row, "methods"): method_of(row, options) for row, options in rows.items()
             },
-            seeds=seeds_in(given.get("seeds", [0])),
+            seeds=seeds_in(raw.get("seeds", [0])),
         )
-        if given.get("search") is None:
+        if raw.get("search") is None:
             return experiment
         search = Search.from_mapping(
-            mapping_of(given["search"], "search"),
+            mapping_of(raw["search"], "search"),
             stream=experiment.stream,
             methods=experiment.methods,
             seeds=experiment.seeds,
@@ -277,14 +277,14 @@ def _shipped_text(name: str) -> str:
 
 
 def with_settings(
-    given: Mapping[str, Any],
+    raw: Mapping[str, Any],
     settings: Sequence[str],
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Return `given` with every "a.b.c=value" of `settings` put in; values are YAML.
+    """Return `raw` with every "a.b.c=value" of `settings` put in; values are YAML.
 
     Args:
-        given: what a YAML file holds.
+        raw: what a YAML file holds.
         settings: the changes.
         say: gets a line for each row that they add: where its options come from.
 
@@ -292,7 +292,7 @@ def with_settings(
         >>> with_settings({"methods": {"er": None}}, ["methods.er.lr=0.3"])
         {'methods': {'er': {'lr': 0.3}}}
     """
-    changed = dict(given)
+    changed = dict(raw)
     rows_set: list[str] = []
     for setting in settings:
         path, equals, text = setting.partition("=")
@@ -312,9 +312,9 @@ def with_settings(
             place = place[key]
         place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
-        registry = finetuning_methods if task_in(given) else methods.registry
+        registry = finetuning_methods if task_in(raw) else methods.registry
         rows = mapping_of(changed["methods"], "methods")
-        before = given.get("methods")
+        before = raw.get("methods")
         check_rows(rows, before, registry.names())
         changed["methods"] = complete_rows(rows, before, rows_set, say)
     return changed

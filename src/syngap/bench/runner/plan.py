@@ -70,7 +70,7 @@ class Plan:
         """Make the folder, remove what is to be replaced, and let nobody else in meanwhile.
 
         Args:
-            say: is told what stays there because syngap did not write it.
+            say: is called with what stays there because syngap did not write it.
         """
         with self._writing():
             make_folder(self.out, within=self.out)

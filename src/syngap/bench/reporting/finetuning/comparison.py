@@ -13,7 +13,7 @@ from syngap.bench.finetuning.frontier import (
     best_new_loss,
     exact_match,
     good_rates,
-    judged_gain,
+    held_out_gain,
     relative_forgetting,
 )
 from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
@@ -208,8 +208,8 @@ def _outcome(
         }
 
     gains = [
-        judged_gain(found.points, found.start)
-        / judged_gain(as_trained(base[seed].points), found.start)
+        held_out_gain(found.points, found.start)
+        / held_out_gain(as_trained(base[seed].points), found.start)
         for seed, found in by_seed.items()
     ]
     good = [
