@@ -104,6 +104,38 @@ def prelude() -> dict[str, Any]:
     }
 
 
+# Pages
+
+MOST_WORDS = 1500
+EVIDENCE = {"found.md", "research.md"}  # every result, and every idea that was tried
+BEING_REWRITTEN = {"protect.md"}
+each_short_page = pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name == "docs" and page.name not in EVIDENCE],
+    ids=lambda page: page.stem,
+)
+
+
+def words(page: Path) -> int:
+    """Count the words of a page, without code blocks, comments and targets of links."""
+    text = re.sub(r"<!--.*?-->", "", prose(page), flags=re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return sum(any(char.isalnum() for char in word) for word in text.split())
+
+
+@each_short_page
+def test_a_page_is_short(page: Path) -> None:
+    if page.name not in BEING_REWRITTEN:
+        assert words(page) <= MOST_WORDS
+
+
+@each_short_page
+def test_a_page_begins_with_what_its_reader_can_do_then(page: Path) -> None:
+    if page.name not in ("api.md", "index.md"):  # a list of names, and the way to all pages
+        first = page.read_text(encoding="utf-8").split("\n\n")[1]
+        assert first.startswith(("After this page you can ", "After this page you know "))
+
+
 # Python
 
 

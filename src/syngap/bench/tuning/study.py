@@ -209,5 +209,5 @@ def suggestion(spaces: Mapping[str, Space], past: Sequence[Outcome], seed: int) 
 
 def _search_of(experiment: Experiment) -> Search:
     if experiment.search is None:
-        raise UserError("search: missing, and it says what to try; see docs/running.md")
+        raise UserError("search: missing, and it says what to try; see docs/tuning.md")
     return experiment.search
