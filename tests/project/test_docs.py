@@ -386,6 +386,14 @@ def test_every_page_is_in_the_navigation_and_the_api_is_there() -> None:
             _importable(target)
 
 
+def test_search_needs_no_server_and_nothing_is_fetched_for_it() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert "offline" in settings["plugins"]
+    (shim,) = settings["extra"]["polyfills"]
+    assert "iframe-worker" in shim  # by that name the plugin knows that it need not fetch its own
+    assert (ROOT / "docs" / shim).is_file()
+
+
 def _lacks_its_framework(target: str) -> bool:
     """Whether a target is an adapter to a package that is not installed here."""
     parts = target.split(".")

@@ -21,7 +21,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="syngap",
-    help="Train models that forget less, and compare the methods. Begin with: syngap demo",
+    help="Train models that forget less, and compare methods. Begin with: syngap demo",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
