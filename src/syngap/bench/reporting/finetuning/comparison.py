@@ -136,8 +136,8 @@ def compare_methods(runs: Sequence[Run]) -> Comparison:
     base = next((family for family in tried if methods[family] == BASELINE), None)
     if base is None:
         raise UserError(
-            f"{runs[0].path.parent}: no seed has all trials of {BASELINE}, with which all others "
-            "are compared"
+            f"{runs[0].path.parent}: no table yet. It compares every method with {BASELINE}, and "
+            f"no seed has all trials of it. Run it into this folder: --methods {BASELINE} --resume"
         )
     first = next(iter(tried[base].values()))
     old = list(first.start.old)
