@@ -22,11 +22,12 @@ test: $(VENV)/.with-dev ## run every test and docstring example
 coverage: $(VENV)/.with-dev ## run every test, and show which share of the code they run
 	@"$(BIN)/python" -m pytest -q -n auto --maxprocesses 4 --cov
 
-lint: $(VENV)/.with-dev ## check style, types and the direction of imports
+lint: $(VENV)/.with-dev ## check style, types, the direction of imports and words
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy"
 	"$(BIN)/lint-imports" --no-cache
+	"$(BIN)/python" tests/support/words.py
 
 docs: $(VENV)/.with-docs ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict --quiet

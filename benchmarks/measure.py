@@ -74,7 +74,7 @@ def captured(once: Callable[[], object], times: int = 1) -> Callable[[], None]:
         for _ in range(times):
             once()
 
-    def replay(held: object = once) -> None:  # a graph does not keep what it reads alive
+    def replay(kept_alive: object = once) -> None:  # a graph does not keep what it reads alive
         graph.replay()
 
     return replay

@@ -47,10 +47,10 @@ def peak(case: Callable[[], object], device: torch.device) -> int:
         case()
     events = recorded.profiler.kineto_results.events()
     changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
-    held = highest = 0
+    allocated = highest = 0
     for _, change in sorted(changes, key=lambda pair: pair[0]):
-        held += change
-        highest = max(highest, held)
+        allocated += change
+        highest = max(highest, allocated)
     return highest
 
 

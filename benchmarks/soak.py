@@ -60,12 +60,13 @@ def soak(steps: int, every: int, out: TextIO) -> None:
         method.step(new)
         spent += time.process_time() - start
         if (step + 1) % every == 0:
-            held = torch.cat([value.flatten() for value in method.optimizer.importance().values()])
-            if not held.isfinite().all():
+            values = method.optimizer.importance().values()
+            importance = torch.cat([value.flatten() for value in values])
+            if not importance.isfinite().all():
                 raise SystemExit(f"importance is not finite after {step + 1} steps")
             arrived = method.memory.state_dict()["fields"]["x"][:, 0]
             uneven = unevenness(arrived, (step + 1) / 1e6)
-            ends = (held.min().item(), held.max().item())
+            ends = (importance.min().item(), importance.max().item())
             found = (1e3 * spent / every, resident(), *ends, uneven)
             lines.writerow([step + 1, *(f"{value:.4g}" for value in found)])
             out.flush()

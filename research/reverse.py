@@ -22,11 +22,11 @@ SORT, REVERSE, ANSWER = 20, 21, 22  # tokens; 0 to 9 are digits, 10 to 19 letter
 
 
 def texts(task: str, count: int, generator: torch.Generator) -> Tensor:
-    asked = torch.randint(10, (count, LENGTH), generator=generator)
-    asked += 10 * (task == "letters")
-    answers = asked.sort(1).values if task == "sort" else asked.flip(1)
+    query = torch.randint(10, (count, LENGTH), generator=generator)
+    query += 10 * (task == "letters")
+    answers = query.sort(1).values if task == "sort" else query.flip(1)
     first = torch.full((count, 1), SORT if task == "sort" else REVERSE)
-    return torch.cat([first, asked, torch.full_like(first, ANSWER), answers], 1)
+    return torch.cat([first, query, torch.full_like(first, ANSWER), answers], 1)
 
 
 class Model(nn.Module):

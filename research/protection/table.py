@@ -23,8 +23,8 @@ def best_gain(points: Sequence[Row], start: Row, new: str, half: int) -> float:
     return float(start["losses"][new][half] - min(row["losses"][new][half] for row in points))
 
 
-def judged_gain(points: Sequence[Row], start: Row, new: str) -> float:
-    """Return the best gain: chosen on one half, judged on the other; the mean of both ways."""
+def held_out_gain(points: Sequence[Row], start: Row, new: str) -> float:
+    """Return the best gain: chosen on one half, evaluated on the other; the mean of both ways."""
     gains = []
     for half in (0, 1):
         point = min(points, key=lambda row: row["losses"][new][half])
@@ -38,7 +38,7 @@ def forgetting(
     """Return the rise of the old loss at a level of AdamW's best gain.
 
     Among the points that reach the level, the one with the lowest old loss is chosen on one half of
-    the test text and judged on the other; the mean of both ways. None: a half has no such point.
+    the test text and evaluated on the other; the mean of both ways. None: a half has no such point.
     """
     rises = []
     for half in (0, 1):
@@ -122,9 +122,9 @@ def markdown(rows: Sequence[Row], new: str = "german", families: bool = False) -
     head += ["s per run", "GiB"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, by_seed in points.items():
-        gains = {seed: judged_gain(trained(name, seed), starts[seed], new) for seed in by_seed}
+        gains = {seed: held_out_gain(trained(name, seed), starts[seed], new) for seed in by_seed}
         shares = [
-            gain / judged_gain(trained("adamw", seed), starts[seed], new)
+            gain / held_out_gain(trained("adamw", seed), starts[seed], new)
             for seed, gain in gains.items()
         ]
         settings = {(row["method"], row["lr"]) for pick in by_seed.values() for row in pick}

@@ -102,7 +102,8 @@ def test_commands_and_flags_that_there_are_not(
 
 def test_going_on_with_what_is_to_be_removed(refused: Callable[..., str]) -> None:
     assert refused("run", "tiny.yaml", "--resume", "--fresh") == (
-        "--resume goes on with earlier runs and --fresh removes them: give one"
+        "--resume and --fresh: got both, expected one. --resume continues earlier runs; "
+        "--fresh deletes them"
     )
 
 
@@ -173,7 +174,11 @@ def test_files_that_are_no_experiment(
         ("model.name=mpl", 'model.name: unknown model "mpl"; did you mean "mlp"?'),
         ("model.hiden=[3]", 'model.hiden: unknown option; did you mean "hidden"?'),
         ("methods.err.lr=1", 'methods.err: unknown; did you mean "er"?'),
-        ("methods.lr=1", "methods.lr: unknown; expected methods.ROW.lr, rows are sgd, er"),
+        (
+            "methods.lr=1",
+            "methods.lr: unknown; expected methods.ROW.lr, rows are sgd, er. To add a row, name "
+            "its method: --set methods.lr.method=METHOD",
+        ),
         ("methods.er.method=syngpa", 'methods.er: unknown method "syngpa"; did you mean "syngap"?'),
         ("methods.er.bufer=5", 'methods.er.bufer: unknown option; did you mean "buffer"?'),
         ("methods.er.lr=fast", 'methods.er.lr: got "fast", expected a positive number'),
@@ -217,7 +222,7 @@ def test_settings_that_cannot_be(setting: str, words: str, refused: Callable[...
 
 @pytest.mark.parametrize("seeds", ["", "x", "-1", "3..1", "0..", "1.5", "0,0", "0..99999999", "1,"])
 def test_seeds_that_are_none(seeds: str, refused: Callable[..., str]) -> None:
-    assert refused("run", "tiny.yaml", "--seeds", seeds).startswith("seeds: got ")
+    assert refused("run", "tiny.yaml", "--seeds", seeds).startswith("--seeds: got ")
 
 
 @pytest.mark.parametrize(
@@ -226,10 +231,59 @@ def test_seeds_that_are_none(seeds: str, refused: Callable[..., str]) -> None:
         ("err", 'methods: unknown "err"; did you mean "er"?'),
         ("er,quux", 'methods: unknown "quux"; there are sgd, er'),
         ("", 'methods: unknown ""; there are sgd, er'),
+        (
+            "er sgd",
+            '--methods: got "er sgd", expected commas in place of spaces: --methods er,sgd',
+        ),
+        (
+            "adam",
+            'methods: unknown "adam"; the experiment has no such row: '
+            "--set methods.adam={} adds it",
+        ),
     ],
 )
 def test_rows_that_there_are_not(rows: str, words: str, refused: Callable[..., str]) -> None:
     assert refused("run", "tiny.yaml", "--methods", rows) == words
+
+
+ADDED = ("--set", "methods.er_slow.lr=0.03", "--set", "methods.er_slow.method=er")
+
+
+def test_a_row_that_a_setting_adds_has_the_options_of_its_methods_row(call: Call) -> None:
+    code, _, said = call("run", "tiny.yaml", "--methods", "er_slow", *ADDED, "--out", "out")
+    assert code == 0
+    assert said.startswith(
+        "methods.er_slow: new row, method er. It takes from the row er: buffer=20, replay=10.\n"
+    )
+    options = yaml.safe_load(Path("out/experiment.yaml").read_text())["methods"]["er_slow"]
+    expected = {"method": "er", "lr": 0.03, "buffer": 20, "replay": 10}
+    assert {name: options[name] for name in expected} == expected
+
+
+def test_a_row_that_a_setting_adds_has_the_methods_defaults_where_there_is_no_such_row(
+    call: Call,
+) -> None:
+    code, _, said = call("run", "tiny.yaml", "--methods", "adam", "--set", "methods.adam.lr=0.1")
+    assert code == 0
+    assert said.startswith(
+        "methods.adam: new row, method adam. Options that are not set have the method's defaults.\n"
+    )
+
+
+def test_a_row_that_is_there_is_not_announced(call: Call) -> None:
+    code, _, said = call("run", "tiny.yaml", "--methods", "er", "--set", "methods.er.lr=0.1")
+    assert code == 0
+    assert "new row" not in said
+
+
+def test_help_begins_with_a_short_sentence_and_explains_every_option() -> None:
+    program = cli._command()
+    for name, command in program.commands.items():
+        first = command.help.split(".")[0]
+        assert len(first) <= 60, name
+        assert "\n" not in first, name
+        for param in command.params:
+            assert 0 < len(param.help or "") <= 75, (name, param.name)
 
 
 def test_a_gpu_where_there_is_none(
@@ -509,8 +563,8 @@ def test_going_on_adds_seeds_and_rows(out: Path, call: Call) -> None:
     assert said.splitlines()[1].startswith("1 of 1  er-1 ")
     code, printed, said = call(*RUN, "--resume", "--set", "methods.adam.lr=0.01")
     assert code == 0
-    assert said.splitlines()[0].startswith("2 of 3 runs are there already, in out;")
-    assert said.splitlines()[1].startswith("1 of 1  adam-0 ")
+    assert said.splitlines()[1].startswith("2 of 3 runs are there already, in out;")
+    assert said.splitlines()[2].startswith("1 of 1  adam-0 ")
     assert "adam, seed 1: not begun" in " ".join(printed.lower().split())
     plan = yaml.safe_load((out / "experiment.yaml").read_text())
     assert (list(plan["methods"]), plan["seeds"]) == (["sgd", "er", "adam"], [0, 1])

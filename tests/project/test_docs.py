@@ -104,6 +104,38 @@ def prelude() -> dict[str, Any]:
     }
 
 
+# Pages
+
+MOST_WORDS = 1500
+EVIDENCE = {"found.md", "research.md"}  # every result, and every idea that was tried
+BEING_REWRITTEN = {"protect.md"}
+each_short_page = pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name == "docs" and page.name not in EVIDENCE],
+    ids=lambda page: page.stem,
+)
+
+
+def words(page: Path) -> int:
+    """Count the words of a page, without code blocks, comments and targets of links."""
+    text = re.sub(r"<!--.*?-->", "", prose(page), flags=re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return sum(any(char.isalnum() for char in word) for word in text.split())
+
+
+@each_short_page
+def test_a_page_is_short(page: Path) -> None:
+    if page.name not in BEING_REWRITTEN:
+        assert words(page) <= MOST_WORDS
+
+
+@each_short_page
+def test_a_page_begins_with_what_its_reader_can_do_then(page: Path) -> None:
+    if page.name not in ("api.md", "index.md"):  # a list of names, and the way to all pages
+        first = page.read_text(encoding="utf-8").split("\n\n")[1]
+        assert first.startswith(("After this page you can ", "After this page you know "))
+
+
 # Python
 
 
@@ -352,6 +384,14 @@ def test_every_page_is_in_the_navigation_and_the_api_is_there() -> None:
     for target in anchors(ROOT / "docs" / "api.md"):
         if target.startswith("syngap.") and not _lacks_its_framework(target):
             _importable(target)
+
+
+def test_search_needs_no_server_and_nothing_is_fetched_for_it() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert "offline" in settings["plugins"]
+    (shim,) = settings["extra"]["polyfills"]
+    assert "iframe-worker" in shim  # by that name the plugin knows that it need not fetch its own
+    assert (ROOT / "docs" / shim).is_file()
 
 
 def _lacks_its_framework(target: str) -> bool:

@@ -76,7 +76,7 @@ def test_a_point_chosen_on_one_half_is_judged_on_the_other() -> None:
 def test_gain_is_judged_on_the_other_half() -> None:
     lucky, other = row("gate", 2.0, 1.0), row("gate", 2.1, 1.0)
     lucky["losses"]["german"], other["losses"]["german"] = [1.8, 2.4], [2.0, 2.0]
-    assert table.judged_gain([lucky, other], START, "german") == pytest.approx((0.6 + 1.0) / 2)
+    assert table.held_out_gain([lucky, other], START, "german") == pytest.approx((0.6 + 1.0) / 2)
 
 
 def test_markdown_tells_weights_as_trained_from_interpolated_ones_and_gives_ranges() -> None:

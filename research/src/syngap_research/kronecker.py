@@ -27,16 +27,17 @@ class Kronecker(ER):
     The importance of a layer's weights is A ⊗ B (K-FAC): A is the second moment of what comes in,
     B that of the gradient of what goes out, with labels sampled from the model. Its eigenvectors
     are products of theirs, so the mask 1 - tanh(c F/μ) + ε is taken of products of eigenvalues, and
-    the gradient is turned into that basis and back. Other parameters have masks as in SynGAP.
+    the gradient is rotated into that basis and, with the mask, into entries again. Other parameters
+    have masks as in SynGAP.
 
     Args:
         learner: the network and how it sees samples.
-        directions: "both" sides of a layer are turned, or its "inputs" alone, a gate of low rank
+        directions: "both" sides of a layer are rotated, or its "inputs" alone, a gate of low rank
             where inputs lie in few directions.
         inputs: those of a convolution are "patches", or "channels" at each place of its kernel
             alike, which is cheaper by far.
-        rank: so many directions of inputs are told apart, the steepest, and the others are held to
-            be alike; 0 is all. Each refresh brings them one power iteration nearer, so that no
+        rank: so many directions of inputs, the steepest, have a mask of their own; the others share
+            one; 0 is all. Each refresh brings them one power iteration nearer, so that no
             eigenvectors of large matrices are taken.
         retention: α of both factors.
         consolidation: τ.
@@ -126,13 +127,13 @@ class Kronecker(ER):
         for name, (outer, inner) in self.turns.items():
             mask, rest = self.masks[name], self.rests[name]
             gradient = parameters[f"{name}.weight"].grad
-            turned = self._matrices(gradient)
+            rotated = self._matrices(gradient)
             if self.directions == "both":
-                turned = outer.T @ turned
-            turned = rest * turned + (mask - rest) * (turned @ inner) @ inner.T
+                rotated = outer.T @ rotated
+            rotated = rest * rotated + (mask - rest) * (rotated @ inner) @ inner.T
             if self.directions == "both":
-                turned = outer @ turned
-            gradient.copy_(turned.permute(1, 2, 0).reshape(gradient.shape))
+                rotated = outer @ rotated
+            gradient.copy_(rotated.permute(1, 2, 0).reshape(gradient.shape))
 
     def phase(self) -> Hashable:
         """Return whether the factors are observed in the next step."""

@@ -46,7 +46,7 @@ class Metaplastic(ER):
         ambient: ε.
         head_rate: the head's gradient times this, whatever matters.
         stem_rate: that of the first tensors, up to the first stage, likewise.
-        average: retention of averaged weights, by which the network is judged; 0 is none.
+        average: retention of averaged weights, with which the network is evaluated; 0 is none.
         corrected: the average counts steps that there were; False begins with the initial weights,
             of which 0.998 has half left after 350 steps.
         careful: the average follows by the gate, too.
@@ -112,9 +112,9 @@ class Metaplastic(ER):
         self.said: Tensor | None = None
         self.slow: Tensors = []
         if average:
-            self.judged = _Judged(learner)
-            self.slow = self.judged.tensors
-            self.learner = self.judged
+            self.averaged = _Averaged(learner)
+            self.slow = self.averaged.tensors
+            self.learner = self.averaged
 
     def learn(self, batch: Batch) -> None:
         """Learn from one batch by the rule."""
@@ -223,7 +223,9 @@ class Metaplastic(ER):
         self.followed.mul_(self.average).add_(1 - self.average)
         rate = (1 - self.average) / self.followed if self.corrected else 1 - self.average
         by_gate = gate if self.careful and gate is not None else []
-        for number, (slow, value) in enumerate(zip(self.slow, self.judged.current(), strict=True)):
+        for number, (slow, value) in enumerate(
+            zip(self.slow, self.averaged.current(), strict=True)
+        ):
             slow.add_((value - slow) * (rate * by_gate[number] if number < len(by_gate) else rate))
 
     def _by_unit(self, value: Tensor) -> Tensor:
@@ -244,8 +246,8 @@ def _ema(
         value.add_((new - value) * ((1 - retention) / weight))
 
 
-class _Judged(Learner):
-    """A learner that is judged by averaged weights; parameters come first, then buffers."""
+class _Averaged(Learner):
+    """A learner that is evaluated with averaged weights; parameters come first, then buffers."""
 
     def __init__(self, learner: Learner) -> None:
         self.__dict__.update(learner.__dict__)

@@ -11,7 +11,7 @@ Whatever cannot be done is a `UserError` (a ValueError) that says why in one lin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -123,7 +123,8 @@ def run(
         hung_after: seconds without news after which a run has failed; 0 is never.
         progress: show how far it is.
     """
-    chosen = select(experiment, settings, methods, seeds)
+    notes: list[str] = []
+    chosen = select(experiment, settings, methods, seeds, notes.append)
     if isinstance(chosen, FinetuningExperiment) and (engine != "local" or log):
         raise UserError("--engine and --log: are for streams; leave them out for fine-tuning")
     folder = Path(out) if out is not None else Path("runs") / chosen.name
@@ -142,6 +143,8 @@ def run(
             if_there=if_there,
             device=execution.device(chosen),
         )
+        for note in notes:
+            execution.say(note)
         return Runs(folder, execution.run(plan))
 
 
@@ -182,7 +185,8 @@ def tune(
     from syngap.bench.tuning.chosen import write_chosen
     from syngap.bench.tuning.study import Tuning
 
-    whole = select_stream(experiment, settings)
+    notes: list[str] = []
+    whole = select_stream(experiment, settings, say=notes.append)
     if trials is not None and whole.search:
         trials = check_value(trials, Trials, "--trials")
         whole = replace(whole, search=replace(whole.search, trials=trials))
@@ -203,6 +207,8 @@ def tune(
             if_there=if_there,
             device=execution.device(whole),
         )
+        for note in notes:
+            execution.say(note)
         with execution.begin(tuning.plan, tuning.begin(execution.say)) as first:
             execution.work(tuning.plan, first, to_come=tuning.to_come(), following=tuning.following)
             return Tuned(tuning, write_chosen(tuning))
@@ -279,13 +285,22 @@ def select(
     settings: Sequence[str] = (),
     methods: Sequence[str] | None = None,
     seeds: Iterable[int] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> AnyExperiment:
-    """Return an experiment with settings put in, and of it these rows and seeds."""
+    """Return an experiment with settings put in, and of it these rows and seeds.
+
+    Args:
+        experiment: as for `run`.
+        settings: as for `run`.
+        methods: as for `run`.
+        seeds: as for `run`.
+        say: gets a line for each row that settings add: where its options come from.
+    """
     if not isinstance(experiment, (Experiment, FinetuningExperiment)):
-        given = experiment if isinstance(experiment, Mapping) else read(str(experiment))
-        experiment = parse_experiment(with_settings(given, settings))
+        written = experiment if isinstance(experiment, Mapping) else read(str(experiment))
+        experiment = parse_experiment(with_settings(written, settings, say))
     elif settings:
-        experiment = parse_experiment(with_settings(experiment.as_mapping(), settings))
+        experiment = parse_experiment(with_settings(experiment.as_mapping(), settings, say))
     return experiment.select(methods, None if seeds is None else seeds_in(list(seeds)))
 
 
@@ -294,9 +309,10 @@ def select_stream(
     settings: Sequence[str] = (),
     methods: Sequence[str] | None = None,
     seeds: Iterable[int] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Experiment:
     """Return the same where it is of a stream; UserError otherwise."""
-    found = select(experiment, settings, methods, seeds)
+    found = select(experiment, settings, methods, seeds, say)
     if not isinstance(found, Experiment):
         raise UserError(f"{found.name}: compares fine-tuning methods; this needs a stream")
     return found

@@ -118,9 +118,9 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def checked(
-    given: Mapping[str, Any], allowed: Mapping[str, tuple[Any, Any]], path: str
+    raw: Mapping[str, Any], allowed: Mapping[str, tuple[Any, Any]], path: str
 ) -> dict[str, Any]:
-    """Return `given`, completed by the defaults, with every value of its type.
+    """Return `raw`, completed by the defaults, with every value of its type.
 
     Raises a UserError that names the option by `path`, says what was given and what is expected.
 
@@ -132,14 +132,14 @@ def checked(
         Traceback (most recent call last):
         syngap.bench.errors.UserError: methods.er.lr: got "fast", expected a positive number
     """
-    for name in given:
+    for name in raw:
         if name not in allowed:
             hint = nearest(str(name), allowed) or f"; there are {', '.join(allowed) or 'none'}"
             raise UserError(f"{path}.{named(name)}: unknown option{hint}")
     complete = {}
     for name, (kind, default) in allowed.items():
-        if name in given:
-            complete[name] = check_value(given[name], kind, f"{path}.{name}")
+        if name in raw:
+            complete[name] = check_value(raw[name], kind, f"{path}.{name}")
         elif default is inspect.Parameter.empty:
             raise UserError(f"{path}.{name}: missing, expected {expected(kind)}")
         else:
@@ -195,11 +195,11 @@ def _line(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
-def check_value(given: Any, kind: Any, path: str) -> Any:
-    """Return `given` as a value of the type `kind`; UserError where it is none.
+def check_value(raw: Any, kind: Any, path: str) -> Any:
+    """Return `raw` as a value of the type `kind`; UserError where it is none.
 
     Args:
-        given: from a file, the command line or Python.
+        raw: from a file, the command line or Python.
         kind: a type, such as `Count`.
         path: what a message calls it, such as "stream.batch" or "--workers".
 
@@ -212,13 +212,13 @@ def check_value(given: Any, kind: Any, path: str) -> Any:
     """
 
     def refused(reason: str = "") -> UserError:
-        return UserError(f"{path}: got {shown(given)}, expected {expected(kind)}{reason}")
+        return UserError(f"{path}: got {shown(raw)}, expected {expected(kind)}{reason}")
 
-    parts = given if isinstance(given, list) else [given]
+    parts = raw if isinstance(raw, list) else [raw]
     if any(isinstance(part, bool) for part in parts) and not _takes_bool(kind):
         raise refused()  # pydantic would read true as 1.0
     try:
-        value = _adapter_of(kind).validate_python(given)
+        value = _adapter_of(kind).validate_python(raw)
     except ValidationError:  # says in Python's words what the message says in the user's
         raise refused() from None
     try:

@@ -110,10 +110,10 @@ class SynGAPCallback(Callback):
         """Find the SynGAP optimizers, and be there when they observe."""
         if sum(isinstance(one, SynGAPCallback) for one in trainer.callbacks) > 1:
             raise MisconfigurationException("there are two SynGAPCallback: one does for all")
-        given = pl_module.optimizers()
+        optimizers = pl_module.optimizers()
         stand_ins = {
             one.optimizer: one
-            for one in (given if isinstance(given, list) else [given])
+            for one in (optimizers if isinstance(optimizers, list) else [optimizers])
             if isinstance(one.optimizer, GatedOptimizer)
         }
         self._check_protection(pl_module)

@@ -134,7 +134,7 @@ class SynGAPTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """Compute the loss as the Trainer does; in training, add the teacher's or observe."""
-        given = dict(inputs)  # from which the Trainer takes labels that it smooths
+        batch = dict(inputs)  # from which the Trainer takes labels that it smooths
         learns = model.training and torch.is_grad_enabled()
         teacher: Tensor | None = None
         if learns and self.protection is not None:  # first, when it takes the least memory
@@ -154,7 +154,7 @@ class SynGAPTrainer(Trainer):
             if self._observed_at != self.state.global_step:
                 self.gate.discard()  # what a skipped step left: the Trainer clears gradients alone
                 self._observed_at = self.state.global_step
-            prediction, mask = self.predictions(given, outputs)
+            prediction, mask = self.predictions(batch, outputs)
             # Where all is padding, other processes may have more: then all have to take part.
             if mask is None or self.accelerator.num_processes > 1 or mask.any():
                 self.gate.observe(prediction, mask=mask)
@@ -225,7 +225,7 @@ class SynGAPTrainer(Trainer):
 
     # Protection.
 
-    def _protected(self, given: Any) -> Protection:
+    def _protected(self, setting: Any) -> Protection:
         """Return the protection that `protect=` describes."""
         if self.model_init is not None:
             raise ValueError(
@@ -237,20 +237,20 @@ class SynGAPTrainer(Trainer):
                 "protect= takes importance before FSDP or DeepSpeed divide the weights, which then "
                 "are others: use DDP, or for FSDP2 call syngap.protect in a loop of your own"
             )
-        if isinstance(given, Protection):
-            if given.model is not self.model:
+        if isinstance(setting, Protection):
+            if setting.model is not self.model:
                 raise ValueError(
                     "protect= was made for another model: call syngap.protect(model, known) with "
                     "the model that the Trainer gets"
                 )
-            return given
+            return setting
         if isinstance(self.optimizer, GatedOptimizer):
             raise ValueError(
                 "the optimizer in optimizers= has a gate already: give protect= what "
                 "syngap.protect returned, or an optimizer without a gate"
             )
-        is_options = isinstance(given, Mapping) and "known" in given
-        options: dict[str, Any] = dict(given) if is_options else {"known": given}
+        is_options = isinstance(setting, Mapping) and "known" in setting
+        options: dict[str, Any] = dict(setting) if is_options else {"known": setting}
         known = self.known_batches(options.pop("known"))
         return protect_model(self.model, known, **{"predict": self.known_prediction} | options)
 

@@ -242,8 +242,8 @@ class Estimator:
             read = read.pooled(distributed.total(read.count, params[0].device, group))
         if check and not read.count:
             raise ValueError("mask leaves out every position, so there is nothing to observe")
-        apart = distributed.not_a_first_backward(read.output) if shares_batch else nullcontext()
-        with torch.no_grad(), _explained(), apart:
+        separate = distributed.not_a_first_backward(read.output) if shares_batch else nullcontext()
+        with torch.no_grad(), _explained(), separate:
             if self.name == "exact":
                 squares = self._squares(read, params, group)
                 observation = Observation.of_squares(squares, read.count, SCALE**-2)

@@ -42,13 +42,13 @@ def applies(work: Work) -> bool:
     `fused=True` asks for it, `fused=False` and `foreach=True` for the foreach operations.
     """
     options, on_gpu = work.options, work.params[0].is_cuda
-    asked = options.get("fused")
-    if asked is None:
-        asked = options["foreach"] is None and on_gpu and has_triton() and not _broken
+    enabled = options.get("fused")
+    if enabled is None:
+        enabled = options["foreach"] is None and on_gpu and has_triton() and not _broken
     numbers = (options[name] for name in ("ambient", "weight_decay", "momentum"))
     is_plain = work.turn is None and not work.bases and not options["differentiable"]
     can = is_plain and not torch.compiler.is_compiling()
-    return bool(asked) and can and not any(isinstance(number, Tensor) for number in numbers)
+    return bool(enabled) and can and not any(isinstance(number, Tensor) for number in numbers)
 
 
 def update_large(work: Work) -> Work:

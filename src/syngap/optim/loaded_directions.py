@@ -83,10 +83,10 @@ def check_directions(
             )
         for key in DIRECTIONS:
             if (key in state) != (key in own):
-                given, here = ("directions", "entries") if key in state else ("no", "directions")
+                stored, here = ("directions", "entries") if key in state else ("no", "directions")
                 raise ValueError(
-                    f"the state_dict has {given} {key} {whose}, and this optimizer {here}: the run "
-                    f"was protected in another form, or not at all; {_AGAIN}"
+                    f"the state_dict has {stored} {key} {whose}, and this optimizer {here}: the "
+                    f"run was protected in another form, or not at all; {_AGAIN}"
                 )
             if key in state:
                 advice = "protect() with the same rank; if the parameter grew, " + _GROWN

@@ -253,7 +253,7 @@ def require_classes_last(
     shape = tuple(logits.shape)
     if logits.dim() < 3:
         return
-    others = {tuple(given.shape) for given in (targets, mask) if isinstance(given, Tensor)}
+    others = {tuple(tensor.shape) for tensor in (targets, mask) if isinstance(tensor, Tensor)}
     tells = (shape[:-1] in others, shape[:1] + shape[2:] in others)
     if tells == (False, True) or (
         tells != (True, False)

@@ -178,12 +178,12 @@ def _set_aside(states: list[Any], units: list[Any], params: Sequence[Tensor]) ->
             room.append((tensor, "_post_accumulate_grad_hooks", {}))
     # Not every version of torch has all of these, nor has a model that has not run.
     room = [(owner, name, value) for owner, name, value in room if hasattr(owner, name)]
-    held = []
+    saved = []
     try:
         for owner, name, value in room:
-            held.append((owner, name, getattr(owner, name)))
+            saved.append((owner, name, getattr(owner, name)))
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in reversed(held):
+        for owner, name, value in reversed(saved):
             setattr(owner, name, value)

@@ -144,8 +144,8 @@ def names_of(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
     """Return the names that came with named parameters, else their numbers."""
     names: dict[Tensor, str] = {}
     for group in groups:
-        given = group.get("param_names", [None] * len(group["params"]))
-        for param, name in zip(group["params"], given, strict=True):
+        param_names = group.get("param_names", [None] * len(group["params"]))
+        for param, name in zip(group["params"], param_names, strict=True):
             names[param] = str(len(names)) if name is None else name
     return names
 
@@ -272,16 +272,16 @@ def _grown_moment(moment: Tensor, old: Tensor, new: Tensor, place: int) -> Tenso
 
 def _grown_coordinates(value: Tensor, basis: Basis, old: Tensor, new: Tensor) -> Tensor:
     """Return numbers in the coordinates of `old`, for those of `new`."""
-    given = (basis.left, basis.right)
+    factors = (basis.left, basis.right)
     some = basis.left if basis.right is None else basis.right
     assert some is not None
-    sides = [None if s is None else _grown_side(s, old, new, n) for n, s in enumerate(given)]
+    sides = [None if s is None else _grown_side(s, old, new, n) for n, s in enumerate(factors)]
     larger = value.new_zeros(Basis(*sides).shape(new))
     rows, columns = (
         _places(_extent(old, some, place), _extent(new, some, place), value.device)
         if side is None
         else torch.arange(side.shape[-1], device=value.device)
-        for place, side in enumerate(given)
+        for place, side in enumerate(factors)
     )
     part = larger[: len(value)] if some.dim() == 3 else larger
     part[..., rows.unsqueeze(-1), columns] = value

@@ -285,13 +285,13 @@ class Recorder(TorchFunctionMode):
     def _attention(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute attention with its projections taken out of torch's own function."""
         names = list(signature(func).parameters)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        packed, bias = given["in_proj_weight"], given["in_proj_bias"]
-        out_weight, out_bias = given["out_proj_weight"], given["out_proj_bias"]
-        if packed is None or given.get("use_separate_proj_weight"):
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        packed, bias = arguments["in_proj_weight"], arguments["in_proj_bias"]
+        out_weight, out_bias = arguments["out_proj_weight"], arguments["out_proj_bias"]
+        if packed is None or arguments.get("use_separate_proj_weight"):
             return func(*args, **kwargs)
-        width = given["embed_dim_to_check"]
-        sources = (given["query"], given["key"], given["value"])
+        width = arguments["embed_dim_to_check"]
+        sources = (arguments["query"], arguments["key"], arguments["value"])
         one = torch.eye(width, dtype=packed.dtype, device=packed.device)
         first = len(self.uses)
         # Parts that have an input in common are one product, as torch itself has it.
@@ -308,11 +308,12 @@ class Recorder(TorchFunctionMode):
                     weight = packed if whole else packed[rows]
                     shift = bias if bias is None or whole else bias[rows]
                     projected += F.linear(source, weight, shift).tensor_split(end - place, -1)
-        given |= dict(zip(("query", "key", "value"), projected, strict=True))
-        given |= {"q_proj_weight": one, "k_proj_weight": one, "v_proj_weight": one}
-        given |= {"in_proj_weight": None, "in_proj_bias": None, "use_separate_proj_weight": True}
-        given |= {"out_proj_weight": one, "out_proj_bias": None}
-        attended, weights = func(**given)
+        arguments |= dict(zip(("query", "key", "value"), projected, strict=True))
+        arguments |= {"q_proj_weight": one, "k_proj_weight": one, "v_proj_weight": one}
+        arguments |= {"in_proj_weight": None, "in_proj_bias": None}
+        arguments |= {"use_separate_proj_weight": True}
+        arguments |= {"out_proj_weight": one, "out_proj_bias": None}
+        attended, weights = func(**arguments)
         with self:
             attended = F.linear(attended, out_weight, out_bias)
         for use in self.uses[first:]:  # torch puts the sequence first

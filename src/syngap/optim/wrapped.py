@@ -252,8 +252,8 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
     """
     places = [place for stack in work.stacks for place in stack.places]
     params = [work.params[place] for place in places]
-    held = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(held, work.params)
+    saved = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(saved, work.params)
     grads = [param.grad for param in work.whole]
     rotated = [
         param if grad is None else local(grad)
@@ -286,45 +286,45 @@ def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
             assert stack.mask is not None
             stack.scatter(stack.basis.back_masked(stack.gather(back), stack.mask), back)
         torch._foreach_copy_(params, [back[place] for place in places])
-        _mask_others(work, others, held)
-        torch._foreach_add_(work.params, held)
+        _mask_others(work, others, saved)
+        torch._foreach_add_(work.params, saved)
 
     return finish
 
 
 def _filter_update(work: Work) -> Callable[[], None]:
     """Note where the parameters are; afterwards filter the way they went along directions."""
-    held = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(held, work.params)
+    saved = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(saved, work.params)
     others = [index for index, basis in enumerate(work.bases) if basis is None]
 
     def finish() -> None:
         stack_masks(work)
         places = [place for stack in work.stacks for place in stack.places]
-        torch._foreach_sub_([work.params[n] for n in places], [held[n] for n in places])
+        torch._foreach_sub_([work.params[n] for n in places], [saved[n] for n in places])
         updates = list(work.params)
         for stack in work.stacks:
             assert stack.mask is not None
             stack.scatter(stack.basis.filter(stack.gather(updates), stack.mask), updates)
         torch._foreach_copy_([work.params[n] for n in places], [updates[n] for n in places])
-        _mask_others(work, others, held)
-        torch._foreach_add_(work.params, held)
+        _mask_others(work, others, saved)
+        torch._foreach_add_(work.params, saved)
 
     return finish
 
 
-def _mask_others(work: Work, others: list[int], held: list[Tensor]) -> None:
+def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:
     """Mask the updates of parameters whose coordinates are their entries."""
     if others:
         plain = [work.params[index] for index in others]
-        torch._foreach_sub_(plain, [held[index] for index in others])
+        torch._foreach_sub_(plain, [saved[index] for index in others])
         torch._foreach_mul_(plain, masks(work, others))
 
 
 def _mask_gradients(work: Work) -> Callable[[], None]:
     """Mask the gradients now; give them back afterwards."""
     grads = [grad for grad in work.grads if grad is not None]
-    held = [grad.clone() for grad in grads]
+    saved = [grad.clone() for grad in grads]
     for indices in portions(work):
         known = [index for index in indices if work.grads[index] is not None]
         if known:
@@ -333,19 +333,19 @@ def _mask_gradients(work: Work) -> Callable[[], None]:
 
     def finish() -> None:
         if grads:
-            torch._foreach_copy_(grads, held)
+            torch._foreach_copy_(grads, saved)
 
     return finish
 
 
 def _mask_update(work: Work) -> Callable[[], None]:
     """Note where the parameters are; afterwards mask the way they went."""
-    held = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(held, work.params)
+    saved = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(saved, work.params)
 
     def finish() -> None:
         for indices in portions(work):
-            params, olds = ([each[index] for index in indices] for each in (work.params, held))
+            params, olds = ([each[index] for index in indices] for each in (work.params, saved))
             torch._foreach_sub_(params, olds)
             scale(work, indices, params, masks(work, indices), in_place=True)
             torch._foreach_add_(params, olds)

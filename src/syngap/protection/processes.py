@@ -35,11 +35,11 @@ def raised_in_all(group: dist.ProcessGroup | None) -> Iterator[None]:
             raise RuntimeError(f"protect() failed in process {rank} of {len(said)}: {text}")
 
 
-def require_same(given: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+def require_same(values: dict[str, Any], group: dist.ProcessGroup | None) -> None:
     """Refuse arguments of which processes have different ones."""
     if group is None:
         return
-    first, *others = _gathered(given, group)
+    first, *others = _gathered(values, group)
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
             if other[name] != value:

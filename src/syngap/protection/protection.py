@@ -316,8 +316,8 @@ class Protection:
         names = names_of(self.model)
         check_growth(old, new, names, self._start.values, self.known)
         if self._optimizer is not None:
-            held = {each for group in self._optimizer.param_groups for each in group["params"]}
-            if old in held:
+            current = {each for group in self._optimizer.param_groups for each in group["params"]}
+            if old in current:
                 self._optimizer.grow(old, new)
         self._start.grow(names[new], old, new)
         known = self.known.pop(old, None)

@@ -156,8 +156,8 @@ def _warn_of_few(
     for param, one in known.items():
         if one.basis is None or not one.rows:
             continue
-        given = (one.basis.left, one.basis.right)
-        sizes = [None if side is None else side.shape[-2] for side in given]
+        factors = (one.basis.left, one.basis.right)
+        sizes = [None if side is None else side.shape[-2] for side in factors]
         if param in sides:
             place = sides[param]
             inputs = None if place is None else sizes[place]  # an embedding has none

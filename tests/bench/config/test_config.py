@@ -349,7 +349,7 @@ def test_any_name_is_that_of_an_experiment_or_refused_in_one_line(name: str) -> 
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
-    with pytest.raises(UserError, match=r"line 3: not YAML \(er stands twice\)"):
+    with pytest.raises(UserError, match=r"line 3: not YAML \(er is there twice\)"):
         parse_yaml("methods:\n  er: {lr: 0.1}\n  er: {lr: 0.2}\n", "mine.yaml")
     assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, x: 2}", "mine.yaml")["b"] == {"x": 2}
 

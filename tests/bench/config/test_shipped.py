@@ -235,7 +235,7 @@ def test_the_help_names_the_command_that_lists_what_ships(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = " ".join(called(capsys, command, "--help")[1].split())
-    assert "an experiment that ships: `syngap doctor` lists them" in printed
+    assert "a name from the list that `syngap doctor` prints" in printed
     listed = f"experiments: {', '.join(shipped())}"
     assert listed in called(capsys, "doctor")[1].splitlines()
 

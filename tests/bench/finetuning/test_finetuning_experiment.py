@@ -60,7 +60,7 @@ def unsynced() -> Iterator[None]:
 
 
 def experiment(**changes: Any) -> FinetuningExperiment:
-    found = parse_experiment({**copy.deepcopy(EXPERIMENT), **changes})
+    found = parse_experiment({**copy.deepcopy(EXPERIMENT), **changes}).select(None, None)
     assert isinstance(found, FinetuningExperiment)
     return found
 
@@ -488,7 +488,10 @@ def test_trials_are_all_combinations_of_the_values_of_lists() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"methods": {"adamw": {"lr": [0.1]}, "kl": {"lr": [0.1, 0.2]}}}, "kl: 2 trials"),
+        (
+            {"methods": {"adamw": {"lr": [0.1]}, "kl": {"lr": [0.1, 0.2]}}},
+            "kl: number of trials is 2",
+        ),
         ({"methods": {"adamw": {"lr": [0.1, "fast"]}}}, 'adamw.lr: got "fast"'),
         ({"methods": {"adamw": {"lr": [0.1, 0.1]}}}, "expected different values"),
         ({"methods": {"adamw": {"lr": []}}}, "adamw.lr: got"),
@@ -506,6 +509,23 @@ def test_a_mistake_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as error:
         experiment(**changes)
     assert said in str(error.value)
+
+
+def test_rows_that_are_not_run_need_not_have_as_many_trials(tmp_path: Path) -> None:
+    alone = api.select("finetune-demo", ["methods.protect.lr=0.01"], ["protect"])
+    assert [run.row for run in alone.runs()] == ["protect"]
+    with pytest.raises(UserError, match="number of trials is 1, but 3 for adamw"):
+        api.select("finetune-demo", ["methods.protect.lr=0.01"], ["adamw", "protect"])
+
+
+def test_rows_of_one_folder_have_as_many_trials(tmp_path: Path) -> None:
+    """Whether they are run by one command or by two: they share a table."""
+    one = experiment(methods={"adamw": {"lr": 0.1}})
+    two = experiment(methods={"kl": {"lr": [0.1, 0.2]}})
+    with make_plan(one, tmp_path).begin():
+        pass
+    with pytest.raises(UserError, match="kl: number of trials is 2, but 1 for adamw"):
+        make_plan(two, tmp_path, if_there="resume")
 
 
 def test_what_is_for_streams_alone_is_refused() -> None:

@@ -14,7 +14,7 @@ from syngap.bench.finetuning.frontier import (
     forgetting,
     frontier,
     good_rates,
-    judged_gain,
+    held_out_gain,
     relative_forgetting,
 )
 from syngap.bench.finetuning.point import Point
@@ -49,7 +49,7 @@ def test_there_is_no_ratio_where_adamw_forgets_nothing() -> None:
     assert relative_forgetting(ADAMW, [point(2.0, 1.0)], START, "english") is None
 
 
-def test_a_point_chosen_on_one_half_is_judged_on_the_other() -> None:
+def test_a_point_chosen_on_one_half_is_evaluated_on_the_other() -> None:
     # On the first half the first point is better, on the second half the second.
     lucky, other = point(2.0, 1.0, shift=0.4), point(2.0, 1.2, shift=-0.1)
     value = forgetting([lucky, other], ADAMW, START, "english", 0.9)
@@ -60,7 +60,7 @@ def test_gain_and_best_loss_are_judged_on_the_other_half() -> None:
     lucky = replace(point(2.0, 1.0), new=(1.8, 2.4))
     other = replace(point(2.1, 1.0), new=(2.0, 2.0))
     assert best_new_loss([lucky, other]) == pytest.approx((2.4 + 2.0) / 2)
-    assert judged_gain([lucky, other], START) == pytest.approx(0.8)
+    assert held_out_gain([lucky, other], START) == pytest.approx(0.8)
 
 
 def test_exact_match_is_that_of_the_lowest_loss_judged_on_the_other_half() -> None:

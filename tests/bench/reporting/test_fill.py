@@ -547,10 +547,10 @@ def test_the_documentation_shows_what_reproduce_says_of_the_results(known: Resul
     recorded = known.runs("digits")
     again = [run for run in recorded if (run.row, run.seed) == ("er", 0)]
     (er,) = reproductions(recorded, again)
-    assert "\n".join(describe(er)) in (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    assert "\n".join(describe(er)) in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 def test_every_kind_is_explained() -> None:
-    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for kind in QUERIES:
         assert f"`{kind}" in text, kind

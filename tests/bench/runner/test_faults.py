@@ -131,7 +131,7 @@ def test_a_changed_bit_anywhere_in_a_checkpoint_is_noticed(bit: int) -> None:
             unpack(bytes(changed))
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_is_taken(
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_taken(
     whole: Path, here: Path, call: Call
 ) -> None:
     interrupted(here / "out", at=6)
@@ -430,7 +430,7 @@ def held(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @posix
-def test_a_second_command_in_a_folder_is_told(whole: Path, here: Path, call: Call) -> None:
+def test_a_second_command_in_a_folder_is_refused(whole: Path, here: Path, call: Call) -> None:
     interrupted(here / "out", at=6)
     before = tree(here / "out")
     with held(here / "out"):
@@ -569,7 +569,7 @@ def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
     failed = dict(re.findall(r"of 5  (\w+)-0 +failed: (.+?)(?:   about .*)?$", said, re.MULTILINE))
     memory = "--resume with fewer --workers goes on; a smaller stream.batch needs less memory"
     assert failed == {
-        "hangs": f"it hung: nothing was heard of it for {HUNG_AFTER} s; "
+        "hangs": f"it hung: it made no progress for {HUNG_AFTER} s; "
         "--resume goes on, --hung-after gives it longer",
         "starves": failed["starves"],
         "wants": f"MemoryError; {memory}",
@@ -591,7 +591,7 @@ def test_runs_that_hang_die_or_want_too_much_memory_leave_the_others_alone(
         assert results(tmp_path / f"out/{row}-0") == results(alone.folder), row
 
 
-def test_a_slow_evaluation_is_heard_of_part_by_part(
+def test_a_slow_evaluation_reports_part_by_part(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it does not look like a process that hangs."""

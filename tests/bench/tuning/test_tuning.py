@@ -354,9 +354,7 @@ def test_what_is_there_is_not_mixed_with_another_search(here: Path, call: Call) 
         return said
 
     assert "holds runs already; --resume goes on" in refused()
-    assert "--resume goes on with earlier runs and --fresh removes" in refused(
-        "--resume", "--fresh"
-    )
+    assert "--resume and --fresh: got both" in refused("--resume", "--fresh")
     space = "search.spaces.er.lr={log: [0.1, 1]}"
     assert "spaces.er.lr.log was [0.01, 1.0] there" in refused("--resume", "--set", space)
     assert "seeds was [100] there and is [7] now" in refused(

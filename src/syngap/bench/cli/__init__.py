@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -20,7 +21,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="syngap",
-    help="Learning from streams and forgetting less: compare methods, see tables and a page.",
+    help="Train models that forget less, and compare methods. Begin with: syngap demo",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -44,7 +45,7 @@ for _function in (
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="say the version and end")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
 ) -> None:
     if version:
         typer.echo(f"syngap {__version__}")
@@ -59,7 +60,7 @@ def _command() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code: 2 where what was asked for cannot be done."""
+    """Run the command line; return the exit code: 2 for a mistake of the user."""
     command = _command()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -84,21 +85,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        given = list(sys.argv[1:] if arguments is None else arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
         message = error.format_message()  # the parser's own complaints
-        context = getattr(error, "ctx", None) if "extra argument" in message else None
-        return _refused(message + _list_hint(context, given))
+        extra = re.search(r"extra arguments?(?:\(s\))? \((.+)\)", message)
+        if extra is None:
+            return _refused(message)
+        hint = _list_hint(getattr(error, "ctx", None), words, len(extra[1].split()))
+        return _refused(hint or f"unexpected argument: {extra[1]}; --help shows what is allowed")
 
 
-def _list_hint(context: Any, given: Sequence[str]) -> str:
-    """Return how a list is written, where one was given with a space in place of a comma."""
+def _list_hint(context: Any, words: Sequence[str], extra: int) -> str:
+    """Return how a list is written, where one has spaces in place of commas.
+
+    Args:
+        context: of the command that the parser was at.
+        words: of the command line.
+        extra: how many of them the parser had no use for.
+    """
     params = context.command.params if context else ()
     lists = {name for param in params if param.metavar in LISTS for name in param.opts}
-    for place, word in enumerate(given):
+    for place, word in enumerate(words):
         option, equals, value = word.partition("=")
-        words = [*([value] if equals else []), *given[place + 1 :]][:2]
-        if option in lists and len(words) == 2 and not words[1].startswith("-"):
-            return f"; a list has commas and no spaces: {option} {words[0].strip(',')},{words[1]}"
+        listed = [*([value] if equals else []), *words[place + 1 :]][: extra + 1]
+        if option in lists and len(listed) > 1 and not listed[1].startswith("-"):
+            names = [name.strip(",") for name in listed if not name.startswith("-")]
+            return (
+                f"{option}: got {' '.join(listed)}, expected commas in place of spaces: "
+                f"{option} {','.join(names)}"
+            )
     return ""
 
 

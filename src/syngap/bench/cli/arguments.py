@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 from annotated_types import Ge, Le
 
-from syngap.bench.options import Count, NonNegative, Says, check_value
+from syngap.bench.errors import UserError
+from syngap.bench.options import Count, NonNegative, Says, check_value, shown
 
 
 class DataSet(str, Enum):
@@ -43,11 +44,14 @@ def checked(kind: Any) -> Callable[[typer.CallbackParam, Any], Any]:
 
 
 Seeds = Annotated[
-    str | None, typer.Option("--seeds", help="such as 0..4 or 0,3,7", metavar="SEEDS")
+    str | None,
+    typer.Option("--seeds", help="random seeds, such as 0..4 or 0,3,7", metavar="SEEDS"),
 ]
 Methods = Annotated[
     str | None,
-    typer.Option("--methods", help="rows of the experiment, such as er,syngap", metavar="ROWS"),
+    typer.Option(
+        "--methods", help="run these rows only, such as er,syngap; default: all", metavar="ROWS"
+    ),
 ]
 Workers = Annotated[
     str,
@@ -55,7 +59,7 @@ Workers = Annotated[
         "--workers",
         metavar="N",
         callback=checked(Literal["auto"] | Count),
-        help="runs at a time; auto is as many as fit",
+        help="how many runs at the same time; auto: as many as fit",
     ),
 ]
 HungAfter = Annotated[
@@ -64,50 +68,72 @@ HungAfter = Annotated[
         "--hung-after",
         metavar="SECONDS",
         callback=checked(NonNegative),
-        help="stop a run of which nothing is heard for so long; 1800 by default, 0 never",
+        help="stop a run that makes no progress for so long; default 1800, 0: never",
     ),
 ]
 Engine = Annotated[
-    EngineChoice, typer.Option("--engine", help="processes of this machine, or a Ray cluster")
+    EngineChoice, typer.Option("--engine", help="where to run: this machine, or a Ray cluster")
 ]
 Address = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="of the Ray cluster; auto by default"),
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="address of the Ray cluster; default: auto"
+    ),
 ]
 Log = Annotated[
     str | None,
-    typer.Option("--log", metavar="LOGGERS", help="also log to these: tensorboard,mlflow,wandb"),
+    typer.Option(
+        "--log", metavar="LOGGERS", help="also log to these, such as tensorboard,mlflow,wandb"
+    ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="folder for the runs; runs/NAME by default")
+    Path | None, typer.Option("--out", help="write the runs to this folder; default: runs/NAME")
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="folder the data are in")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="remove all earlier runs in the folder first")]
-Results = Annotated[Path, typer.Option("--results", help="folder of results")]
+Data = Annotated[Path | None, typer.Option("--data", help="read data sets from this folder")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="first delete earlier runs in the folder")]
+Results = Annotated[Path, typer.Option("--results", help="folder with recorded results")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="change the configuration, stream.epochs=2"),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="change an option, such as stream.epochs=2; repeatable"
+    ),
 ]
 
 
 Experiment = Annotated[
     str,
-    typer.Argument(help="a YAML file, or an experiment that ships: `syngap doctor` lists them"),
+    typer.Argument(help="a YAML file, or a name from the list that `syngap doctor` prints"),
 ]
 
 
-def names_in(listed: str | None) -> list[str] | None:
-    """Return the names in a list with commas, None where none was given."""
-    return [name.strip() for name in listed.split(",")] if listed is not None else None
+def names_in(listed: str | None, option: str) -> list[str] | None:
+    """Return the names in a list with commas, None where there is no list.
+
+    Examples:
+        >>> names_in("er, syngap", "--methods")
+        ['er', 'syngap']
+        >>> names_in("er syngap", "--methods")
+        Traceback (most recent call last):
+        syngap.bench.errors.UserError: --methods: got "er syngap", expected commas in place ...
+    """
+    if listed is None:
+        return None
+    names = [name.strip() for name in listed.split(",")]
+    if any(len(name.split()) > 1 for name in names):
+        written = ",".join(listed.replace(",", " ").split())
+        raise UserError(
+            f"{option}: got {shown(listed)}, expected commas in place of spaces: {option} {written}"
+        )
+    return names
 
 
 def seeds_in(listed: str | None) -> list[int] | None:
-    """Return the seeds that "0..4" or "0,3,7" means, None where none were given."""
+    """Return the seeds that "0..4" or "0,3,7" means, None where there are none."""
     from syngap.bench.config.values import seeds_of
 
-    return seeds_of(listed) if listed is not None else None
+    return seeds_of(listed, "--seeds") if listed is not None else None
 
 
-def workers_in(given: str) -> int | None:
+def workers_in(count: str) -> int | None:
     """Return how many runs to do at a time, None for "auto"."""
-    return None if given == "auto" else int(given)
+    return None if count == "auto" else int(count)

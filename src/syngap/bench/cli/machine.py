@@ -14,15 +14,18 @@ __all__ = ["data", "doctor"]
 
 
 def data(
-    name: Annotated[DataSet, typer.Argument(help="which data set")],
+    name: Annotated[DataSet, typer.Argument(help="data set to download")],
     to: Annotated[
-        Path | None, typer.Option("--to", help="folder to put it in; the cache by default")
+        Path | None, typer.Option("--to", help="write to this folder; default: the cache")
     ] = None,
     size: Annotated[
-        int, typer.Option("--size", callback=checked(Count), help="CORe50: 128 or 32 pixels")
+        int,
+        typer.Option(
+            "--size", callback=checked(Count), help="image size of CORe50 in pixels: 128 or 32"
+        ),
     ] = 128,
 ) -> None:
-    """Download a data set, check it and say where it is."""
+    """Download a data set and check it."""
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
@@ -42,7 +45,10 @@ def data(
 
 
 def doctor() -> None:
-    """Say what is here: versions, devices, data, free disk, and what each extra would add."""
+    """Show what is installed and what is missing.
+
+    Versions, devices, data sets, free disk space, experiments, methods, and optional packages.
+    """
     from syngap.bench.doctor import findings
 
     for line in findings():

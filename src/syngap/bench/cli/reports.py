@@ -15,7 +15,7 @@ __all__ = ["fill", "keep", "print_report", "report"]
 
 def report(
     runs: Annotated[
-        Path, typer.Argument(help="the folder that `syngap run` wrote, or one that holds several")
+        Path, typer.Argument(help="folder that `syngap run` wrote, or a folder of such folders")
     ],
     markdown: Annotated[
         bool, typer.Option("--markdown", help="print the table as Markdown")
@@ -24,15 +24,15 @@ def report(
         Path | None,
         typer.Option(
             "--figure",
-            help="also draw accuracy over the stream, or frontiers of fine-tuning, as SVG",
+            help="also draw the main figure into this .svg file",
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", help="also draw all figures into this folder, as SVG and PDF"),
+        typer.Option("--figures", help="also draw all figures into this folder (SVG and PDF)"),
     ] = None,
 ) -> None:
-    """Make the table and the page again from the folders of an experiment, or of several."""
+    """Print the table and write the page again."""
     from syngap.bench.reporting.results import Results, holds_experiments
 
     if not holds_experiments(runs):
@@ -50,13 +50,16 @@ def report(
 
 
 def fill(
-    documents: Annotated[list[Path], typer.Argument(help="Markdown files with marked blocks")],
+    documents: Annotated[list[Path], typer.Argument(help="Markdown files")],
     results: Results = Path("results"),
     check: Annotated[
-        bool, typer.Option("--check", help="change nothing; exit code 1 where a block is stale")
+        bool, typer.Option("--check", help="change nothing; exit code 1 if a number is out of date")
     ] = False,
 ) -> None:
-    """Put numbers and tables from results into the marked blocks of documents."""
+    """Update the numbers in documents.
+
+    Numbers and tables between `results:` comments are replaced by those of the recorded results.
+    """
     from syngap.bench.reporting.documents import fill as fill_blocks
     from syngap.bench.reporting.documents import stale_blocks
     from syngap.bench.reporting.results import Results
@@ -74,20 +77,25 @@ def fill(
 
 
 def keep(
-    runs: Annotated[Path, typer.Argument(help="the folder that `syngap run` or `tune` wrote")],
+    runs: Annotated[Path, typer.Argument(help="folder that `syngap run` or `syngap tune` wrote")],
     to: Annotated[
         Path | None,
-        typer.Argument(help="where to keep them; results/NAME, or results/NAME/search, by default"),
+        typer.Argument(help="folder to write to; default: results/NAME or results/NAME/search"),
     ] = None,
     unfinished: Annotated[
         bool,
-        typer.Option("--unfinished", help="keep failed runs too, leave out those under way"),
+        typer.Option(
+            "--unfinished", help="also record failed runs; leave out runs that have not ended"
+        ),
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="write over what is there with another content")
+        bool, typer.Option("--replace", help="replace recorded files that differ")
     ] = False,
 ) -> None:
-    """Copy runs to where results are kept: without checkpoints and folders of this machine."""
+    """Record runs as results.
+
+    The runs are copied without checkpoints and without the paths of this machine.
+    """
     from syngap.bench.store.folder_reader import read_runs
     from syngap.bench.store.keep import keep as keep_runs
     from syngap.bench.store.keep import keep_search, search_of

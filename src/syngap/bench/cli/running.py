@@ -48,14 +48,17 @@ def demo(
     out: Out = None,
     fresh: Fresh = False,
 ) -> None:
-    """Protect a small language model, then compare all methods on handwritten digits.
+    """Show what syngap does, in about a minute.
 
-    Two tables and two pages, on CPU, in about a minute. With --methods or --seeds, digits alone.
+    First it protects a small language model. Then it compares all methods on handwritten digits.
+    It prints two tables and writes two pages. With --methods or --seeds it runs the digits only.
     """
     from syngap.bench import api
 
     where = out or Path("runs/demo")
-    parts: list[tuple[str, list[str] | None, Path]] = [("digits", names_in(methods), where)]
+    parts: list[tuple[str, list[str] | None, Path]] = [
+        ("digits", names_in(methods, "--methods"), where)
+    ]
     if methods is None and seeds is None:
         parts.insert(
             0, ("finetune-demo", ["adamw", "protect"], where.with_name(where.name + "-finetuning"))
@@ -82,7 +85,7 @@ def run(
     out: Out = None,
     data: Data = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the runs that are there")
+        bool, typer.Option("--resume", help="continue the runs that are in the folder")
     ] = False,
     fresh: Fresh = False,
     engine: Engine = EngineChoice.local,
@@ -90,7 +93,11 @@ def run(
     log: Log = None,
     hung_after: HungAfter = None,
 ) -> None:
-    """Run an experiment: every method with every seed, a folder each, then the table and a page."""
+    """Run an experiment.
+
+    Every method runs with every seed, each in a folder of its own. Then the table is printed and
+    the page is written.
+    """
     from syngap.bench import api
 
     if_there, again = _if_there(resume, fresh)
@@ -99,14 +106,14 @@ def run(
             experiment,
             settings=settings or (),
             seeds=seeds_in(seeds),
-            methods=names_in(methods),
+            methods=names_in(methods, "--methods"),
             workers=workers_in(workers),
             out=out,
             data=data,
             if_there=if_there,
             engine=engine.value,
             address=address,
-            log=names_in(log) or (),
+            log=names_in(log, "--log") or (),
             hung_after=hung_after,
         )
     _print_result(runs)
@@ -119,16 +126,19 @@ def tune(
     trials: Annotated[
         int | None,
         typer.Option(
-            "--trials", callback=checked(Count), help="of every row, in place of the file's"
+            "--trials",
+            callback=checked(Count),
+            help="how many trials each row has; default: as in the experiment",
         ),
     ] = None,
     workers: Workers = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", help="folder; runs/NAME-search by default")
+        Path | None,
+        typer.Option("--out", help="write the search to this folder; default: runs/NAME-search"),
     ] = None,
     data: Data = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with the search that is there")
+        bool, typer.Option("--resume", help="continue the search that is in the folder")
     ] = False,
     fresh: Fresh = False,
     engine: Engine = EngineChoice.local,
@@ -136,7 +146,10 @@ def tune(
     log: Log = None,
     hung_after: HungAfter = None,
 ) -> None:
-    """Choose hyper-parameters as the experiment's `search` says, without the test samples."""
+    """Search hyper-parameters.
+
+    The section `search` of the experiment says what is tried. Test samples are not used.
+    """
     from rich.console import Console
 
     from syngap.bench import api
@@ -146,7 +159,7 @@ def tune(
         tuned = api.tune(
             experiment,
             settings=settings or (),
-            methods=names_in(methods),
+            methods=names_in(methods, "--methods"),
             trials=trials,
             workers=workers_in(workers),
             out=out,
@@ -154,7 +167,7 @@ def tune(
             if_there=if_there,
             engine=engine.value,
             address=address,
-            log=names_in(log) or (),
+            log=names_in(log, "--log") or (),
             hung_after=hung_after,
         )
     Console().print(tuned.table())
@@ -166,30 +179,38 @@ def tune(
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="an experiment in the folder of results")],
+    name: Annotated[str, typer.Argument(help="name of a recorded experiment")],
     row: Annotated[
         str | None,
-        typer.Option("--row", metavar="ROWS", help="er,syngap or adamw,protect by default, or all"),
+        typer.Option(
+            "--row", metavar="ROWS", help="rows, or all; default: er,syngap or adamw,protect"
+        ),
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option("--seeds", callback=checked(Count), help="how many of the recorded seeds"),
+        typer.Option(
+            "--seeds", callback=checked(Count), help="how many of the recorded seeds to run"
+        ),
     ] = 1,
     data: Data = None,
     results: Results = Path("results"),
     workers: Workers = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", help="folder; runs/reproduce-NAME by default")
+        Path | None,
+        typer.Option("--out", help="write the runs to this folder; default: runs/reproduce-NAME"),
     ] = None,
     fresh: Fresh = False,
 ) -> None:
-    """Run recorded rows again, and say whether they fall inside the recorded spread."""
+    """Run recorded experiments again.
+
+    It says whether each new result is inside the spread of the recorded ones.
+    """
     from syngap.bench import api
 
     with _resumable(f"The same command{' without --fresh' if fresh else ''}"):
         found = api.reproduce(
             name,
-            rows=names_in(row),
+            rows=names_in(row, "--row"),
             seeds=seeds,
             results=results,
             out=out,
@@ -206,33 +227,43 @@ def reproduce(
 def landscape(
     experiment: Experiment,
     methods: Methods = None,
-    seed: Annotated[int, typer.Option("--seed", callback=checked(Seed), help="of the runs")] = 0,
+    seed: Annotated[int, typer.Option("--seed", callback=checked(Seed), help="random seed")] = 0,
     settings: Set = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="folder; runs/NAME/landscapes by default")
+        Path | None,
+        typer.Option("--out", help="write to this folder; default: runs/NAME/landscapes"),
     ] = None,
     data: Data = None,
     points: Annotated[
-        int, typer.Option("--points", callback=checked(Points), help="of the grid, each way")
+        int,
+        typer.Option("--points", callback=checked(Points), help="grid points in each direction"),
     ] = 31,
     samples: Annotated[
-        int, typer.Option("--samples", callback=checked(Count), help="of task 1, at most")
+        int,
+        typer.Option(
+            "--samples", callback=checked(Count), help="at most so many samples of task 1"
+        ),
     ] = 1000,
     random: Annotated[
-        bool, typer.Option("--random", help="also in a plane of two random directions")
+        bool, typer.Option("--random", help="also compute a plane of two random directions")
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="compute again what is there already")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="compute everything again")] = False,
 ) -> None:
-    """Learn two tasks and compute the loss of the first in the plane of the path."""
+    """Compute a loss landscape.
+
+    The model learns two tasks. The landscape is the loss on the first, in the plane in which the
+    weights moved.
+    """
     from rich.console import Console
 
     from syngap.bench import api
     from syngap.bench.landscapes.display import compute
     from syngap.bench.landscapes.landscape import plan_landscapes
 
-    chosen = api.select_stream(experiment, settings or (), names_in(methods), [seed])
+    notes: list[str] = []
+    chosen = api.select_stream(
+        experiment, settings or (), names_in(methods, "--methods"), [seed], notes.append
+    )
     folder = out or Path("runs") / chosen.name / "landscapes"
     jobs = plan_landscapes(
         chosen,
@@ -241,6 +272,8 @@ def landscape(
         replaced=fresh,
         within=None if out else folder.parent,
     )
+    for note in notes:
+        typer.echo(note, err=True)
     compute(jobs, Console(stderr=True), points=points, samples=samples, random=random)
     whole = folder.parent if folder.name == "landscapes" else folder
     typer.echo(f"The landscapes are in {folder}; `syngap report {whole}` draws them", err=True)
@@ -249,7 +282,10 @@ def landscape(
 def _if_there(resume: bool, fresh: bool) -> tuple[IfThere, str]:
     """Return what to do with earlier runs, and what to say would go on with these."""
     if resume and fresh:
-        raise UserError("--resume goes on with earlier runs and --fresh removes them: give one")
+        raise UserError(
+            "--resume and --fresh: got both, expected one. --resume continues earlier runs; "
+            "--fresh deletes them"
+        )
     if fresh:
         return "replace", "The same command with --resume in place of --fresh"
     return (

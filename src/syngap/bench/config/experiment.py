@@ -13,7 +13,7 @@ What `search` may hold is in search.py; runs do not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from syngap.bench import methods, models, streams
+from syngap.bench.config.added_rows import check_rows, complete_rows
 from syngap.bench.config.component import Component
 from syngap.bench.config.formats import FORMAT, check_format
 from syngap.bench.config.reading import BoundedLoader, text_in
@@ -76,41 +77,41 @@ class Experiment:
         seeds_in(self.seeds)
 
     @classmethod
-    def from_mapping(cls, given: Any) -> Experiment:
+    def from_mapping(cls, raw: Any) -> Experiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
-        given = mapping_of(given, "the configuration")
-        check_format(given, "the configuration")
-        for key in given:
+        raw = mapping_of(raw, "the configuration")
+        check_format(raw, "the configuration")
+        for key in raw:
             if key not in (*_KEYS, "format"):
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in ("stream", "model", "methods"):
-            if not given.get(key):
-                raise UserError(f"{key}: missing")
-        rows = mapping_of(given["methods"], "methods")
+            if not raw.get(key):
+                raise UserError(f"{key}: missing; a configuration needs stream, model and methods")
+        rows = mapping_of(raw["methods"], "methods")
         experiment = cls(
-            name=name_of(given.get("name", "experiment"), "name"),
-            stream=part_of(given["stream"], "stream", streams.registry.names(), streams.options),
+            name=name_of(raw.get("name", "experiment"), "name"),
+            stream=part_of(raw["stream"], "stream", streams.registry.names(), streams.options),
             model=part_of(
-                given["model"],
+                raw["model"],
                 "model",
                 models.registry.names(),
                 lambda name: signature(models.registry.get(name)),
             ),
             training=Training(
                 **checked(
-                    options_of(given.get("training"), "training"), signature(Training), "training"
+                    options_of(raw.get("training"), "training"), signature(Training), "training"
                 )
             ),
             methods={
                 name_of(row, "methods"): method_of(row, options) for row, options in rows.items()
             },
-            seeds=seeds_in(given.get("seeds", [0])),
+            seeds=seeds_in(raw.get("seeds", [0])),
         )
-        if given.get("search") is None:
+        if raw.get("search") is None:
             return experiment
         search = Search.from_mapping(
-            mapping_of(given["search"], "search"),
+            mapping_of(raw["search"], "search"),
             stream=experiment.stream,
             methods=experiment.methods,
             seeds=experiment.seeds,
@@ -125,7 +126,7 @@ class Experiment:
                     nearest(row.lower(), self.methods) or f"; there are {', '.join(self.methods)}"
                 )
                 if row in methods.registry.names():
-                    hint = f" row; --set methods.{row}={{}} adds it"
+                    hint = f"; the experiment has no such row: --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
         if self.search and (shared := self.search.shared(seeds or ())):
             raise UserError(
@@ -275,14 +276,24 @@ def _shipped_text(name: str) -> str:
     raise UserError(f"unknown experiment {shown(name)}{hint}")
 
 
-def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return `given` with every "a.b.c=value" of `settings` put in; values are YAML.
+def with_settings(
+    raw: Mapping[str, Any],
+    settings: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Return `raw` with every "a.b.c=value" of `settings` put in; values are YAML.
+
+    Args:
+        raw: what a YAML file holds.
+        settings: the changes.
+        say: gets a line for each row that they add: where its options come from.
 
     Examples:
         >>> with_settings({"methods": {"er": None}}, ["methods.er.lr=0.3"])
         {'methods': {'er': {'lr': 0.3}}}
     """
-    changed = dict(given)
+    changed = dict(raw)
+    rows_set: list[str] = []
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not all(path.split(".")):
@@ -290,6 +301,8 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
                 f"--set: got {shown(setting)}, expected key=value, such as stream.epochs=2"
             )
         *parents, last = path.split(".")
+        if parents[:1] == ["methods"]:
+            rows_set.append([*parents, last][1])
         place = changed
         for depth, key in enumerate(parents):
             inner = place.get(key)
@@ -299,20 +312,12 @@ def with_settings(given: Mapping[str, Any], settings: Sequence[str]) -> dict[str
             place = place[key]
         place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
-        registry = finetuning_methods if task_in(given) else methods.registry
+        registry = finetuning_methods if task_in(raw) else methods.registry
         rows = mapping_of(changed["methods"], "methods")
-        _check_rows(rows, given.get("methods"), registry.names())
+        before = raw.get("methods")
+        check_rows(rows, before, registry.names())
+        changed["methods"] = complete_rows(rows, before, rows_set, say)
     return changed
-
-
-def _check_rows(rows: Mapping[Any, Any], before: Any, names: Sequence[str]) -> None:
-    """Refuse rows that a setting added by mistyping one that was there."""
-    known = [str(row) for row in before] if isinstance(before, dict) else []
-    for row, options in rows.items():
-        new = isinstance(options, dict) and "method" in options
-        if not new and str(row) not in (*known, *names):
-            rows_are = f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}"
-            raise UserError(f"methods.{named(row)}: unknown{nearest(str(row), known) or rows_are}")
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -335,7 +340,7 @@ class _Strict(BoundedLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} stands twice", key.start_mark
+                    None, None, f"{key.value} is there twice", key.start_mark
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return node

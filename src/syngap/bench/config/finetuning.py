@@ -51,6 +51,7 @@ __all__ = [
     "FinetuningExperiment",
     "FinetuningRun",
     "FinetuningTraining",
+    "check_equal_trials",
     "parse_experiment",
 ]
 
@@ -189,42 +190,48 @@ class FinetuningExperiment:
     seeds: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
-    def from_mapping(cls, given: Any) -> FinetuningExperiment:
+    def from_mapping(cls, raw: Any) -> FinetuningExperiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
-        given = mapping_of(given, "the configuration")
-        check_format(given, "the configuration")
-        task = task_in(given) or TASKS["texts"]
+        raw = mapping_of(raw, "the configuration")
+        check_format(raw, "the configuration")
+        task = task_in(raw) or TASKS["texts"]
         keys = ("name", task.key, *_KEYS)
-        for key in given:
+        for key in raw:
             if key not in (*keys, "format"):
                 hint = nearest(str(key), keys) or f"; there are {', '.join(keys)}"
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in (task.key, "model", "methods"):
-            if not given.get(key):
-                raise UserError(f"{key}: missing")
-        rows = mapping_of(given["methods"], "methods")
-        experiment = cls(
-            name=name_of(given.get("name", "experiment"), "name"),
+            if not raw.get(key):
+                raise UserError(
+                    f"{key}: missing; a configuration needs {task.key}, model and methods"
+                )
+        rows = mapping_of(raw["methods"], "methods")
+        return cls(
+            name=name_of(raw.get("name", "experiment"), "name"),
             task=task.key,
-            source=_part(given[task.key], task.key, task.sources),
-            model=_part(given["model"], "model", task.models),
-            anchors=_anchors(given.get("anchors"), task),
-            training=_options(FinetuningTraining, given.get("training"), "training"),
+            source=_part(raw[task.key], task.key, task.sources),
+            model=_part(raw["model"], "model", task.models),
+            anchors=_anchors(raw.get("anchors"), task),
+            training=_options(FinetuningTraining, raw.get("training"), "training"),
             methods={name_of(row, "methods"): _method(row, rows[row], task) for row in rows},
-            seeds=seeds_in(given.get("seeds", [0])),
+            seeds=seeds_in(raw.get("seeds", [0])),
         )
-        _check_equal_trials(experiment.methods)
-        return experiment
 
     def select(
         self, rows: Sequence[str] | None, seeds: Sequence[int] | None
     ) -> FinetuningExperiment:
-        """Return the part of the experiment with these rows and seeds; None is all."""
+        """Return the part of the experiment with these rows and seeds; None is all.
+
+        Rows that are compared must have as many trials; those that are left out need not.
+        """
         for row in rows or ():
             if row not in self.methods:
                 hint = nearest(row, self.methods) or f"; there are {', '.join(self.methods)}"
+                if row in methods.registry.names():
+                    hint = f"; the experiment has no such row: --set methods.{row}={{}} adds it"
                 raise UserError(f"methods: unknown {shown(row)}{hint}")
         chosen = {row: self.methods[row] for row in self.methods if rows is None or row in rows}
+        check_equal_trials(chosen)
         return replace(self, methods=chosen, seeds=list(seeds) if seeds is not None else self.seeds)
 
     def as_mapping(self) -> dict[str, Any]:
@@ -268,10 +275,10 @@ AnyExperiment: TypeAlias = Experiment | FinetuningExperiment
 AnyRunConfig: TypeAlias = RunConfig | FinetuningRun
 
 
-def parse_experiment(given: Any) -> AnyExperiment:
+def parse_experiment(raw: Any) -> AnyExperiment:
     """Return the experiment that a YAML file describes, of whichever kind it is."""
-    is_finetuning = isinstance(given, dict) and task_in(given) is not None
-    return (FinetuningExperiment if is_finetuning else Experiment).from_mapping(given)
+    is_finetuning = isinstance(raw, dict) and task_in(raw) is not None
+    return (FinetuningExperiment if is_finetuning else Experiment).from_mapping(raw)
 
 
 def trials(family: str, method: Component) -> dict[str, Component]:
@@ -295,16 +302,16 @@ def _short(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _part(given: Any, path: str, registry: Any) -> Component:
-    return part_of(given, path, registry.names(), lambda name: signature(registry.get(name)))
+def _part(raw: Any, path: str, registry: Any) -> Component:
+    return part_of(raw, path, registry.names(), lambda name: signature(registry.get(name)))
 
 
-def _options(kind: Any, given: Any, path: str) -> Any:
-    return kind(**checked(options_of(given, path), signature(kind), path))
+def _options(kind: Any, raw: Any, path: str) -> Any:
+    return kind(**checked(options_of(raw, path), signature(kind), path))
 
 
-def _anchors(given: Any, task: ModelTask) -> Anchors:
-    options = {"source": task.anchors[0], **options_of(given, "anchors")}
+def _anchors(raw: Any, task: ModelTask) -> Anchors:
+    options = {"source": task.anchors[0], **options_of(raw, "anchors")}
     anchors: Anchors = _options(Anchors, options, "anchors")
     if anchors.source not in task.anchors:
         raise UserError(
@@ -314,10 +321,10 @@ def _anchors(given: Any, task: ModelTask) -> Anchors:
     return anchors
 
 
-def _method(row: Any, given: Any, task: ModelTask) -> Component:
+def _method(row: Any, raw: Any, task: ModelTask) -> Component:
     """Return the method of a row, complete, each value of a list checked by itself."""
-    given = dict(options_of(given, f"methods.{row}"))
-    name = given.pop("method", row)
+    raw = dict(options_of(raw, f"methods.{row}"))
+    name = raw.pop("method", row)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
     try:
@@ -327,9 +334,9 @@ def _method(row: Any, given: Any, task: ModelTask) -> Component:
         raise UserError(f"methods.{row}: {error}") from error
     if reason := getattr(kind, "refused", {}).get(task.key):
         raise UserError(f"methods.{row}: {reason}; leave it out where there are {task.key}")
-    lists = {option: values for option, values in given.items() if isinstance(values, list)}
+    lists = {option: values for option, values in raw.items() if isinstance(values, list)}
     first = {option: values[0] for option, values in lists.items() if values}
-    options = checked({**given, **first}, allowed, f"methods.{row}")
+    options = checked({**raw, **first}, allowed, f"methods.{row}")
     for option, values in lists.items():
         path = f"methods.{row}.{option}"
         found = [check_value(value, allowed[option][0], path) for value in values]
@@ -340,12 +347,14 @@ def _method(row: Any, given: Any, task: ModelTask) -> Component:
     return Component(name, options)
 
 
-def _check_equal_trials(rows: Mapping[str, Component]) -> None:
+def check_equal_trials(rows: Mapping[str, Component]) -> None:
+    """Refuse rows with different numbers of trials: more trials are an advantage."""
     counts = {row: len(trials(row, method)) for row, method in rows.items()}
     first = next(iter(counts))
     for row, count in counts.items():
         if count != counts[first]:
             raise UserError(
-                f"methods.{row}: {count} trials, and {first} has {counts[first]}; give every "
-                "method as many values, or methods with more would have more to choose from"
+                f"methods.{row}: number of trials is {count}, but {counts[first]} for {first}. "
+                "A comparison needs as many trials for each method. Give both as many values "
+                f"(--set methods.{row}.lr=[0.001, 0.003, 0.01]), or choose rows with --methods"
             )

@@ -54,7 +54,7 @@ class Search:
     @classmethod
     def from_mapping(
         cls,
-        given: Mapping[str, Any],
+        raw: Mapping[str, Any],
         *,
         stream: Component,
         methods: Mapping[str, Component],
@@ -63,24 +63,24 @@ class Search:
         """Return the search that is meant; UserError where it cannot be one.
 
         Args:
-            given: what stands under `search`.
+            raw: what stands under `search`.
             stream: of the experiment, complete.
             methods: of the experiment, complete.
             seeds: of the experiment, which the search may not use.
         """
-        for key in given:
+        for key in raw:
             if key not in _KEYS:
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
                 raise UserError(f"search.{named(key)}: unknown option{hint}")
         for key in _KEYS:
-            if given.get(key) is None:
-                raise UserError(f"search.{key}: missing")
-        changes = mapping_of(given["stream"], "search.stream")
+            if raw.get(key) is None:
+                raise UserError(f"search.{key}: missing; a search needs {', '.join(_KEYS)}")
+        changes = mapping_of(raw["stream"], "search.stream")
         searched = _stream(stream, changes)
-        rows = mapping_of(given["spaces"], "search.spaces")
+        rows = mapping_of(raw["spaces"], "search.spaces")
         search = cls(
-            trials=check_value(given["trials"], Trials, "search.trials"),
-            seeds=seeds_in(given["seeds"], "search.seeds"),
+            trials=check_value(raw["trials"], Trials, "search.trials"),
+            seeds=seeds_in(raw["seeds"], "search.seeds"),
             changes={key: searched.options[key] for key in changes},
             stream=searched,
             spaces={row: _spaces(row, options, methods) for row, options in rows.items()},
@@ -145,12 +145,12 @@ def _stream(stream: Component, changes: Mapping[str, Any]) -> Component:
     return Component(stream.name, after)
 
 
-def _spaces(row: Any, given: Any, methods: Mapping[str, Component]) -> dict[str, Space]:
+def _spaces(row: Any, raw: Any, methods: Mapping[str, Component]) -> dict[str, Space]:
     path = f"search.spaces.{named(row)}"
     if row not in methods:
         hint = nearest(str(row), methods) or f"; there are {', '.join(methods)}"
         raise UserError(f"{path}: unknown row{hint}")
-    options = options_of(given, path)
+    options = options_of(raw, path)
     if not options:
         raise UserError(f"{path}: missing, expected options with what to try")
     allowed = signature(known_methods.registry.get(methods[row].name))

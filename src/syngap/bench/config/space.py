@@ -41,29 +41,29 @@ class Space:
 
     @classmethod
     def from_mapping(
-        cls, given: Any, option: str, allowed: Mapping[str, tuple[Any, Any]], path: str
+        cls, raw: Any, option: str, allowed: Mapping[str, tuple[Any, Any]], path: str
     ) -> Space:
         """Return the space that is meant; UserError where the option would refuse its values.
 
         Args:
-            given: such as {"log": [0.01, 1.0]}.
+            raw: such as {"log": [0.01, 1.0]}.
             option: its name.
             allowed: the options of the method, as `signature` gives them.
             path: what messages call the row's spaces.
         """
-        if not _is_space(given):
+        if not _is_space(raw):
             raise UserError(
-                f"{path}.{option}: got {shown(given)}, expected {{log: [low, high]}}, "
+                f"{path}.{option}: got {shown(raw)}, expected {{log: [low, high]}}, "
                 "{uniform: [low, high]} or {choose: [one, other]}"
             )
-        kind = next(key for key in given if key != "start")
+        kind = next(key for key in raw if key != "start")
         only = {option: allowed[option]}
-        values = [checked({option: value}, only, path)[option] for value in given[kind]]
+        values = [checked({option: value}, only, path)[option] for value in raw[kind]]
         _check_values(kind, values, f"{path}.{option}.{kind}")
-        if given.get("start") is None:
+        if raw.get("start") is None:
             return cls(kind, values)
-        asked = {"start": given["start"]}
-        start = checked(asked, {"start": allowed[option]}, f"{path}.{option}")["start"]
+        start_option = {"start": raw["start"]}
+        start = checked(start_option, {"start": allowed[option]}, f"{path}.{option}")["start"]
         between = kind != "choose" and isinstance(start, (int, float))
         if start in values or (between and values[0] < start < values[1]):
             return cls(kind, values, start)
@@ -139,10 +139,10 @@ def _check_values(kind: str, values: list[Any], path: str) -> None:
         raise UserError(f"{path}: got {shown(values)}, expected positive numbers")
 
 
-def _is_space(given: Any) -> bool:
-    if not isinstance(given, dict) or len({*given} - {"start"}) != 1:
+def _is_space(raw: Any) -> bool:
+    if not isinstance(raw, dict) or len({*raw} - {"start"}) != 1:
         return False
-    kind, values = next((key, value) for key, value in given.items() if key != "start")
+    kind, values = next((key, value) for key, value in raw.items() if key != "start")
     if kind not in _KINDS or not isinstance(values, list):
         return False
     return len(values) > 1 if kind == "choose" else len(values) == 2

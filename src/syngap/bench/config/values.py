@@ -15,58 +15,58 @@ from syngap.bench.options import LARGEST_SEED, checked, shown, signature
 __all__ = ["mapping_of", "method_of", "name_of", "options_of", "part_of", "seeds_in", "seeds_of"]
 
 
-def part_of(given: Any, path: str, names: Sequence[str], options: Any) -> Component:
+def part_of(raw: Any, path: str, names: Sequence[str], options: Any) -> Component:
     """Return the stream or network that is meant, complete.
 
     Args:
-        given: its name, or its name and options.
+        raw: its name, or its name and options.
         path: what messages call it.
         names: those it may have.
         options: from a name to the options that go with it.
     """
-    given = {"name": given} if isinstance(given, str) else dict(mapping_of(given, path))
-    name = given.pop("name", None)
+    raw = {"name": raw} if isinstance(raw, str) else dict(mapping_of(raw, path))
+    name = raw.pop("name", None)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"{path}.name: got {shown(name)}, expected one of {', '.join(names)}")
     try:
         allowed = options(name)
     except UserError as error:
         raise UserError(f"{path}.name: {error}") from error
-    return Component(name, checked(given, allowed, path))
+    return Component(name, checked(raw, allowed, path))
 
 
-def method_of(row: Any, given: Any) -> Component:
+def method_of(row: Any, raw: Any) -> Component:
     """Return the method of a row with all of its options."""
-    given = dict(options_of(given, f"methods.{row}"))
-    name = given.pop("method", row)
+    raw = dict(options_of(raw, f"methods.{row}"))
+    name = raw.pop("method", row)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
     try:
         method = methods.registry.get(name)
     except UserError as error:
         raise UserError(f"methods.{row}: {error}") from error
-    return Component(name, checked(given, signature(method), f"methods.{row}"))
+    return Component(name, checked(raw, signature(method), f"methods.{row}"))
 
 
-def seeds_in(given: Any, path: str = "seeds") -> list[int]:
+def seeds_in(raw: Any, path: str = "seeds") -> list[int]:
     """Return the seeds that a list, a number or text such as "0..4" means."""
-    if isinstance(given, str):
-        return seeds_of(given, path)
-    given = [given] if isinstance(given, int) else given
+    if isinstance(raw, str):
+        return seeds_of(raw, path)
+    raw = [raw] if isinstance(raw, int) else raw
     right = (
-        isinstance(given, list)
-        and given
+        isinstance(raw, list)
+        and raw
         and all(
             isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= LARGEST_SEED
-            for seed in given
+            for seed in raw
         )
     )
-    if not right or len(set(given)) != len(given):
+    if not right or len(set(raw)) != len(raw):
         raise UserError(
-            f"{path}: got {shown(given)}, expected different whole numbers ≥ 0 and "
+            f"{path}: got {shown(raw)}, expected different whole numbers ≥ 0 and "
             f"≤ {LARGEST_SEED}, such as [0, 1, 2]"
         )
-    return list(given)
+    return list(raw)
 
 
 def seeds_of(text: str, path: str = "seeds") -> list[int]:
@@ -86,22 +86,20 @@ def seeds_of(text: str, path: str = "seeds") -> list[int]:
     return seeds_in(seeds, path)
 
 
-def options_of(given: Any, path: str) -> dict[str, Any]:
+def options_of(raw: Any, path: str) -> dict[str, Any]:
     """Return a mapping that may be left empty."""
-    return {} if given is None else mapping_of(given, path)
+    return {} if raw is None else mapping_of(raw, path)
 
 
-def mapping_of(given: Any, path: str) -> dict[str, Any]:
-    """Return `given` where it is a mapping; UserError otherwise."""
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: got {shown(given)}, expected names with values")
-    return given
+def mapping_of(raw: Any, path: str) -> dict[str, Any]:
+    """Return `raw` where it is a mapping; UserError otherwise."""
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: got {shown(raw)}, expected names with values")
+    return raw
 
 
-def name_of(given: Any, path: str) -> str:
-    """Return `given` where it can name a folder; UserError otherwise."""
-    if not is_name(given):
-        raise UserError(
-            f"{path}: got {shown(given)}, expected a name of letters, digits and _ . + -"
-        )
-    return str(given)
+def name_of(raw: Any, path: str) -> str:
+    """Return `raw` where it can name a folder; UserError otherwise."""
+    if not is_name(raw):
+        raise UserError(f"{path}: got {shown(raw)}, expected a name of letters, digits and _ . + -")
+    return str(raw)

@@ -1,7 +1,7 @@
 """Forgetting at matched new loss, along all points of a method: pure functions of points.
 
 A method's points are its evaluations at every rate, step and share of interpolation. Points are
-chosen on one half of the test text and judged on the other, both ways, so that a method gains
+chosen on one half of the test text and evaluated on the other, both ways, so that a method gains
 nothing by many tries. Levels of new loss are shares of the gain that AdamW reaches at its best.
 """
 
@@ -21,7 +21,7 @@ __all__ = [
     "forgetting",
     "frontier",
     "good_rates",
-    "judged_gain",
+    "held_out_gain",
     "losses_at_best",
     "relative_forgetting",
 ]
@@ -42,43 +42,43 @@ def best_gain(points: Sequence[Point], start: Point, half: int) -> float:
 
 
 def best_new_loss(points: Sequence[Point]) -> float:
-    """Return the lowest new loss: chosen on one half, judged on the other, mean of both ways."""
-    return fmean(point.new[judged] for point, judged in _best(points))
+    """Return the lowest new loss: chosen on one half, evaluated on the other, mean of both ways."""
+    return fmean(point.new[half] for point, half in _best(points))
 
 
 def losses_at_best(points: Sequence[Point]) -> dict[str | None, float]:
-    """Return the losses where the new one is lowest, chosen and judged alike.
+    """Return the losses where the new one is lowest, chosen and evaluated alike.
 
     They are by kind of old data; that of what is learned is at None.
     """
     found: dict[str | None, float] = {None: best_new_loss(points)}
     for kind in points[0].old:
-        found[kind] = fmean(point.old[kind][judged] for point, judged in _best(points))
+        found[kind] = fmean(point.old[kind][half] for point, half in _best(points))
     return found
 
 
 def exact_match(points: Sequence[Point], kind: str | None = None) -> float | None:
-    """Return the share of right answers where the new loss is lowest, chosen and judged alike.
+    """Return the share of right answers where the new loss is lowest, chosen and evaluated alike.
 
     Args:
         points: of a method.
         kind: of old data; None is what is learned.
     """
     found = []
-    for point, judged in _best(points):
+    for point, half in _best(points):
         exact = point.exact if kind is None else (point.old_exact or {}).get(kind)
         if exact is None:
             return None
-        found.append(exact[judged])
+        found.append(exact[half])
     return fmean(found)
 
 
 def _best(points: Sequence[Point]) -> list[tuple[Point, int]]:
-    """Return the points with the lowest new loss on each half, and the half to judge it on."""
+    """Return the points with the lowest new loss on each half, and the half to evaluate it on."""
     return [(min(points, key=lambda point: point.new[half]), 1 - half) for half in (0, 1)]
 
 
-def judged_gain(points: Sequence[Point], start: Point) -> float:
+def held_out_gain(points: Sequence[Point], start: Point) -> float:
     """Return by how much the new loss falls from the start to the lowest."""
     return fmean(start.new) - best_new_loss(points)
 
@@ -89,7 +89,7 @@ def forgetting(
     """Return the rise of the loss on old text of a kind, at a level of AdamW's best gain.
 
     Among the points that reach the level, the one with the lowest old loss is chosen on one half
-    and judged on the other; the mean of both ways. None: a half has no such point.
+    and evaluated on the other; the mean of both ways. None: a half has no such point.
     """
     rises = []
     for half in (0, 1):

@@ -60,8 +60,8 @@ class LanguageSetting(Setting):
         self.new = self._encode(texts.new, "train")
         self.old = self._encode(texts.known, "train")
         self.tests = {kind: self._tests(kind, windows) for kind in (*texts.old, texts.new)}
-        asked = texts.questions
-        self.questions = self.encode_questions(asked) if asked else None
+        questions = texts.questions
+        self.questions = self.encode_questions(questions) if questions else None
         self._own: Tensor | None = None
 
     # Text

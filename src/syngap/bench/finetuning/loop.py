@@ -90,7 +90,7 @@ def train(
     Args:
         setting: the model and data.
         make: the method, from the start.
-        journal: is told of points and states.
+        journal: gets points and states.
         steps: in all.
         batch: examples a step.
         warmup: steps in which the rate rises.

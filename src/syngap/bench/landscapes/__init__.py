@@ -2,5 +2,5 @@
 
 - `landscape`: trains, lays the plane, computes the surface; `display`: shows how far it is
 - `path`: the networks during training; `plane`: filter norms and the plane through three of them
-- `judge`: the loss of a network
+- `task_evaluator`: the loss of a network
 """

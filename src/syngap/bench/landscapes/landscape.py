@@ -20,7 +20,6 @@ from syngap.bench.config.component import entry
 from syngap.bench.config.experiment import Experiment
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError
-from syngap.bench.landscapes.judge import Judge
 from syngap.bench.landscapes.path import Tell, train_with_snapshots
 from syngap.bench.landscapes.plane import (
     FilterNorm,
@@ -30,6 +29,7 @@ from syngap.bench.landscapes.plane import (
     random_plane,
     through,
 )
+from syngap.bench.landscapes.task_evaluator import TaskEvaluator
 from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import check_inside, clean, make_folder
 from syngap.bench.store.environment import arithmetic, environment, resolve_device
@@ -122,7 +122,7 @@ def landscape(
         points: of the grid, along each axis.
         samples: at most so many of task 1.
         random: whether to compute the plane of two random directions too.
-        tell: is told what is being done, how much of it is done, and of how much.
+        tell: is called with what is being done, how much of it is done, and of how much.
     """
     with arithmetic(config.training.threads, config.training.deterministic):
         return _landscape(config, data, points, samples, random, tell)
@@ -145,8 +145,8 @@ def _landscape(
     norm = FilterNorm(middle, [name for name, _ in learner.model.named_parameters()])
     plane = through(first, middle, last, norm, _variances(learner.model))
     epochs = entry(config.stream.options, "epochs", int) or 1
-    judge = Judge(learner, stream, epochs, seed, samples)
-    grid = _grid(plane, kept, stream.ends, judge, points, lambda n, of: tell("surface", n, of))
+    evaluator = TaskEvaluator(learner, stream, epochs, seed, samples)
+    grid = _grid(plane, kept, stream.ends, evaluator, points, lambda n, of: tell("surface", n, of))
     scattered = None
     if random:
         draw = _gaussian(seed)
@@ -154,23 +154,23 @@ def _landscape(
             random_plane(middle, norm, draw),
             kept,
             stream.ends,
-            judge,
+            evaluator,
             points,
             lambda n, of: tell("random directions", n, of),
             side=grid.x[-1] - grid.x[0],
         )
-    on_the_way = {step: judge(weights) for step, weights in kept.items()}
-    named = {name: on_the_way[step] for name, step in _named(stream.ends).items()}
+    on_path = {step: evaluator(weights) for step, weights in kept.items()}
+    named = {name: on_path[step] for name, step in _named(stream.ends).items()}
     return Landscape(
         row=config.row,
         method=config.method.name,
         seed=seed,
         task=1,
-        samples=len(judge),
+        samples=len(evaluator),
         grid=grid,
         losses_at_points={name: _finite(float(pair[0])) for name, pair in named.items()},
         accuracies_at_points={name: round(float(pair[1]), 3) for name, pair in named.items()},
-        path_losses=[_finite(float(pair[0])) for pair in on_the_way.values()],
+        path_losses=[_finite(float(pair[0])) for pair in on_path.values()],
         path_distances=[_short(plane.distance(weights)) for weights in kept.values()],
         seconds=round(time.monotonic() - began, 1),
         random=scattered,
@@ -181,7 +181,7 @@ def _grid(
     plane: Plane,
     kept: Mapping[int, Weights],
     ends: list[int],
-    judge: Judge,
+    evaluator: TaskEvaluator,
     points: int,
     tell: Callable[[int, int], None],
     side: float | None = None,
@@ -190,7 +190,7 @@ def _grid(
     x, y = _window(places.values(), points, side)
     found = []
     for row, b in enumerate(y):
-        found += [judge(plane.at(a, b)) for a in x]
+        found += [evaluator(plane.at(a, b)) for a in x]
         tell((row + 1) * points, points * points)
     values = torch.stack(found).reshape(points, points, 2).cpu()
     return Grid(

@@ -14,7 +14,7 @@ from syngap.bench.training import train
 
 __all__ = ["Tell", "moments", "train_with_snapshots"]
 
-_ON_THE_WAY = 10  # networks kept of each task, its end included
+_PER_TASK = 10  # networks kept of each task, its end included
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 
@@ -68,7 +68,7 @@ def moments(ends: list[int]) -> set[int]:
         [0, 1, 4, 9, 16, 25, 36, 49, 64, 81, 100, 101, 102, 103, 105, 107, 110, 113, 116, 120]
     """
     starts = [0, *ends[:-1]]
-    shares = [(part / _ON_THE_WAY) ** 2 for part in range(1, _ON_THE_WAY + 1)]
+    shares = [(part / _PER_TASK) ** 2 for part in range(1, _PER_TASK + 1)]
     return {0} | {
         start + round(share * (end - start))
         for start, end in zip(starts, ends, strict=True)

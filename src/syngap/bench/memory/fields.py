@@ -42,9 +42,9 @@ class Fields:
             raise ValueError(f"fields need one first length in common, got {shapes}")
         if not self.tensors:
             self._allocate(samples)
-        given = _kinds(samples)
-        if given != self._kinds:
-            raise ValueError(f"got fields {given}, but this memory began with {self._kinds}")
+        kinds = _kinds(samples)
+        if kinds != self._kinds:
+            raise ValueError(f"got fields {kinds}, but this memory began with {self._kinds}")
         return int(lengths.pop() or 0)
 
     def write(self, samples: Mapping[str, Tensor], slots: Tensor) -> None:

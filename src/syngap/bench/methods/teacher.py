@@ -94,11 +94,11 @@ class Teacher:
         teaches = self._average.weight >= _TEACHES_FROM
         targets = torch.where(teaches, self._learner.forward_average(inputs), logits.detach())
         if self._loss == "mse":
-            apart = mse_loss(logits, targets)
+            divergence = mse_loss(logits, targets)
         else:
             now, average = logits.log_softmax(1), targets.log_softmax(1)
-            apart = kl_div(now, average, log_target=True, reduction="batchmean")
-        return self._strength * apart
+            divergence = kl_div(now, average, log_target=True, reduction="batchmean")
+        return self._strength * divergence
 
     def discard(self) -> None:
         """Forget the last `predict`."""

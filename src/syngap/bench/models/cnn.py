@@ -29,7 +29,7 @@ def cnn(
 
     Args:
         shape: (channels, height, width) of one image.
-        classes: how many the head tells apart.
+        classes: how many outputs the head has.
         width: channels of the first convolution; all others have twice as many.
         norm: "group" puts a GroupNorm after each convolution, so that photographs are learned
             at rates from 0.05 to 0.3, at which a network with "none" may diverge.

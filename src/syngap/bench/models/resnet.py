@@ -23,7 +23,7 @@ def resnet18(
 
     Args:
         shape: (channels, height, width) of one image.
-        classes: how many the head tells apart.
+        classes: how many outputs the head has.
         width: channels of the first stage; 64 has 11.2 M parameters, 20 has 1.1 M.
         norm: "group" makes a sample's output independent of the others in its batch.
 

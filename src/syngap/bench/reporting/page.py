@@ -54,25 +54,7 @@ from syngap.bench.store.surface import Landscape
 
 __all__ = ["embed_json", "page", "page_data", "write_page"]
 
-_SCRIPT = (  # in this order, all in one function
-    "tools",
-    "looks",
-    "choices",
-    "cells",
-    "sorting",
-    "against",
-    "table",
-    "search",
-    "axes",
-    "chart",
-    "sweeps",
-    "stream",
-    "matrices",
-    "layers",
-    "surfaces",
-    "setup",
-    "start",
-)
+_SCRIPT = ("tools", "table", "chart", "stream", "matrices", "surfaces", "setup")  # in one function
 
 _LANDSCAPES_ALONE = "Where the path from task to task leads, on the loss of the first."
 

@@ -58,7 +58,7 @@ def connect(
     Args:
         address: HOST:PORT of the head, ray://HOST:PORT from outside of the cluster, or "auto": what
             RAY_ADDRESS says, else the cluster that this machine is part of.
-        say: is told of a machine that is left out.
+        say: is called with a machine that is left out.
     """
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of 20, half a minute each
     ray = import_extra("ray", "ray")
@@ -100,7 +100,7 @@ class Cluster:
 
     Args:
         ray: the package.
-        say: is told of a machine that is left out.
+        say: is called with a machine that is left out.
     """
 
     def __init__(self, ray: Any, say: Callable[[str], None] = lambda line: None) -> None:
@@ -131,7 +131,7 @@ class Cluster:
             jobs: to begin with; their folders lie in one folder.
             workers: how many at a time, None for as many as fit. GPUs are shared where these are
                 more than there are GPUs.
-            on_event: is told what happens.
+            on_event: is called with what happens.
             following: from the end of a run to the runs it is followed by, after those waiting.
         """
         if not jobs:
@@ -231,7 +231,7 @@ class Cluster:
         return Event(job, "failed", message=message)
 
     def _news(self, board: Any) -> _News:
-        """Return what runs have told since the last time, by name."""
+        """Return what runs have reported since the last time, by name."""
         with suppress(self._ray.exceptions.RayError):  # the board's machine died; it starts again
             news: _News = self._ray.get(board.news.remote(), timeout=_PATIENCE)
             return news

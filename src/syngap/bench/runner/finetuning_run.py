@@ -113,9 +113,9 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
     return _loaded[key]
 
 
-def _made(part: str, registry: Registry, component: Component, given: Any) -> Any:
+def _made(part: str, registry: Registry, component: Component, source: Any) -> Any:
     """Return what a component of the configuration stands for, made from what is given."""
     try:
-        return registry.get(component.name)(given, **component.options)
+        return registry.get(component.name)(source, **component.options)
     except UserError as error:
         raise UserError(f"{part}.{error}") from error

@@ -68,14 +68,14 @@ def run_local(
 ) -> None:
     """Do `jobs` in `workers` processes at a time, and those that come of them.
 
-    A run that raises, whose process dies, or of which nothing is heard for long, is reported and
+    A run that raises, whose process dies, or that makes no progress for long, is reported and
     leaves the others alone. Whatever interrupts the caller ends the processes at once: their
     folders are whole at any instant.
 
     Args:
         jobs: to begin with.
         workers: how many at a time.
-        on_event: is told what happens.
+        on_event: is called with what happens.
         following: from the end of a run to the runs that it is followed by, after those waiting.
         hung_after: seconds without a step or a part of an evaluation after which a run has failed;
             0 is never. Time in which this process itself is stopped does not count.
@@ -204,7 +204,7 @@ class _Worker:
             return self.listen(on_event)
         self.stop()
         event = self._failed(
-            f"it hung: nothing was heard of it for {self._hung_after:g} s",
+            f"it hung: it made no progress for {self._hung_after:g} s",
             "; --resume goes on, --hung-after gives it longer",
         )
         on_event(event)

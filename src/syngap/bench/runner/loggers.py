@@ -171,8 +171,8 @@ class MLflow:
         self._ids[run.identity] = info.run_id
         client.update_run(info.run_id, status="RUNNING")
         for some in _parts(_flat(run.config).items(), _PARAMETERS):
-            given = [self._entities.Param(name, str(value)) for name, value in some]
-            client.log_batch(info.run_id, params=given)
+            batch = [self._entities.Param(name, str(value)) for name, value in some]
+            client.log_batch(info.run_id, params=batch)
         return max((m.step for m in client.get_metric_history(info.run_id, _SEEN)), default=-1)
 
     def log(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
@@ -238,7 +238,7 @@ class Following:
     Args:
         out: the folder; runs may come to it at any time.
         names: of loggers.
-        say: is told of a logger that failed.
+        say: is called with a logger that failed.
     """
 
     def __init__(self, out: Path, names: Sequence[str], say: Callable[[str], None]) -> None:

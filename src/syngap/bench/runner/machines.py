@@ -46,7 +46,7 @@ class Machines:
     Args:
         ray: the package.
         request: what is asked of each machine.
-        say: is told of one that is left out.
+        say: is called with one that is left out.
     """
 
     def __init__(self, ray: Any, request: Request, say: Callable[[str], None]) -> None:

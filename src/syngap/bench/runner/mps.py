@@ -70,7 +70,7 @@ def _control_mps(command: list[str], words: str = "") -> bool:
 
 
 def _memory() -> int:
-    """Return the MiB of the smallest GPU, without touching it: a process that did is not served."""
+    """Return the MiB of the smallest GPU, without touching it: MPS refuses a process that did."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(query, text=True, capture_output=True, timeout=30, check=True).stdout

@@ -12,11 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from syngap.bench.config.component import entry
+from syngap.bench.config.component import Component, entry
 from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
 from syngap.bench.config.finetuning import (
     AnyExperiment,
     FinetuningExperiment,
+    check_equal_trials,
     parse_experiment,
 )
 from syngap.bench.errors import UserError
@@ -69,7 +70,7 @@ class Plan:
         """Make the folder, remove what is to be replaced, and let nobody else in meanwhile.
 
         Args:
-            say: is told what stays there because syngap did not write it.
+            say: is called with what stays there because syngap did not write it.
         """
         with self._writing():
             make_folder(self.out, within=self.out)
@@ -294,5 +295,7 @@ def _merged(experiment: AnyExperiment, earlier: dict[str, Any], out: Path) -> An
         mapping["methods"] = {row: mapping["methods"][row] for row in shared}
         del mapping["seeds"]
     check_equal(path, was, now)
+    if isinstance(experiment, FinetuningExperiment):
+        check_equal_trials({row: part for row, part in rows.items() if isinstance(part, Component)})
     seeds = sorted({*before.seeds, *experiment.seeds})
     return replace(experiment, methods=rows, seeds=seeds)

@@ -22,18 +22,18 @@ _USUAL = ("syngap", "er")
 _USUAL_FINETUNING = ("adamw", "protect")
 
 
-def select_rows(recorded: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
+def select_rows(recorded: Sequence[Run], selected: Sequence[str] | None) -> list[str]:
     """Return the rows to run again: those asked for ("all" is all), else SynGAP's and ER's."""
     known = list(dict.fromkeys(run.row for run in recorded if run.done))
-    if asked is None:
+    if selected is None:
         return [row for row in _USUAL if row in known] or known
-    if list(asked) == ["all"]:
+    if list(selected) == ["all"]:
         return known
-    for row in asked:
+    for row in selected:
         if row not in known:
             hint = nearest(row, known) or f"; there are {', '.join(known)}"
             raise UserError(f'--row: no finished run of "{row}" is recorded{hint}')
-    return list(asked)
+    return list(selected)
 
 
 def repeat_experiment(recorded: Sequence[Run], rows: Sequence[str], count: int) -> Experiment:
@@ -63,14 +63,14 @@ def repeat_experiment(recorded: Sequence[Run], rows: Sequence[str], count: int) 
 
 
 def repeat_finetuning(
-    recorded: Sequence[Run], folder: Path, asked: Sequence[str] | None, count: int
+    recorded: Sequence[Run], folder: Path, selected: Sequence[str] | None, count: int
 ) -> FinetuningExperiment:
     """Return the recorded fine-tuning experiment with some of its methods and seeds.
 
     Args:
         recorded: every run that is recorded.
         folder: where they are.
-        asked: methods; None is AdamW and protect, "all" is all.
+        selected: methods; None is AdamW and protect, "all" is all.
         count: how many seeds, the lowest first.
     """
     whole = FinetuningExperiment.from_mapping(read_yaml(folder / EXPERIMENT))
@@ -78,7 +78,7 @@ def repeat_finetuning(
         row for row in whole.methods if any(run.family == row and run.done for run in recorded)
     ]
     usual = [row for row in _USUAL_FINETUNING if row in known] or known
-    rows = usual if asked is None else known if list(asked) == ["all"] else list(asked)
+    rows = usual if selected is None else known if list(selected) == ["all"] else list(selected)
     seeds = sorted({run.seed for run in recorded if run.done})
     if len(seeds) < count:
         raise UserError(f"--seeds: {count} were asked for, {len(seeds)} are recorded")

@@ -127,8 +127,8 @@ def read_run(path: Path) -> Run:
 def _planned(path: Path) -> Planned:
     found = read_yaml(path)
     with reading(path):
-        given = {row: dict(o or {}) for row, o in dict(found.get("methods") or {}).items()}
-        methods = {row: {"name": str(o.pop("method", row)), **o} for row, o in given.items()}
+        rows = {row: dict(o or {}) for row, o in dict(found.get("methods") or {}).items()}
+        methods = {row: {"name": str(o.pop("method", row)), **o} for row, o in rows.items()}
         configs = [
             RecordedConfig.from_mapping({"row": row, "seed": 0, "method": options})
             for row, options in methods.items()

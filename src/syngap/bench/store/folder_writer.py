@@ -111,7 +111,7 @@ class FolderJournal:
         tasks: columns of R; 0 for a run that has none.
         checkpoint_seconds: at least so long between checkpoints within a task.
         fingerprint: of the stream; going on with another one is refused. Empty is unknown.
-        tell: is told the step and the latest mean accuracy, now and then.
+        tell: is called with the step and the latest mean accuracy, now and then.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
     """Write what is not in `to` yet, all or nothing; return how many files that were."""
     for place in contents:
         check_inside(place, to)
-    changed = {place: held for place, held in contents.items() if _held(place) != held}
+    changed = {place: content for place, content in contents.items() if _bytes_in(place) != content}
     others = [place for place in changed if place.exists() and place.name != EXPERIMENT]
     if others and not replaced:
         more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
@@ -282,5 +282,5 @@ def _other_value(path: Path, name: str, old: Value, new: Value) -> UserError:
     return UserError(f"{path}: {name} is {shown(old)} there and {shown(new)} in the runs")
 
 
-def _held(place: Path) -> bytes | None:
+def _bytes_in(place: Path) -> bytes | None:
     return read_bytes(place, LARGE) if place.is_file() else None

@@ -32,8 +32,8 @@ def share_in(out: Path, depends_on: Mapping[str, Value]) -> Share:
     """
 
     def share(name: str, make: Callable[[], Mapping[str, Tensor]]) -> Shared:
-        told = json.dumps({"name": name, **depends_on}, sort_keys=True)
-        folder = out / "shared" / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        text = json.dumps({"name": name, **depends_on}, sort_keys=True)
+        folder = out / "shared" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         path = folder / "tensors.safetensors"
         make_folder(folder, within=out)
         with alone_in(folder, wait=True, quiet=True):

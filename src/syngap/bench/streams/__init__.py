@@ -50,14 +50,14 @@ def options(name: str) -> dict[str, tuple[Any, Any]]:
     return {**signature(registry.get(name)), **signature(Stream)}
 
 
-def load(name: str, *, seed: int = 0, data: Path | None = None, **given: Any) -> Stream:
+def load(name: str, *, seed: int = 0, data: Path | None = None, **values: Any) -> Stream:
     """Return the stream `name`.
 
     Args:
         name: one of `registry.names()`.
         seed: of the order of classes and samples.
         data: the folder its files are in; None looks at SYNGAP_DATA and the default cache.
-        **given: options of the source and of `Stream`.
+        **values: options of the source and of `Stream`.
 
     Examples:
         >>> stream = load("digits", batch=10)
@@ -66,7 +66,7 @@ def load(name: str, *, seed: int = 0, data: Path | None = None, **given: Any) ->
     """
     check_value(seed, Seed, "seed")
     source: Callable[..., Tasks] = registry.get(name)
-    complete = checked(given, options(name), "stream")
+    complete = checked(values, options(name), "stream")
     ordering = signature(Stream)
     tasks = source(seed, data, **{k: v for k, v in complete.items() if k not in ordering})
     return Stream(tasks, seed, **{k: v for k, v in complete.items() if k in ordering})

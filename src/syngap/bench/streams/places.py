@@ -60,10 +60,10 @@ def find_path(data: Path | None, path: str) -> Path:
 
     Without `data` it is looked for in SYNGAP_DATA, where that is set, and in the current folder.
     """
-    given = Path(path).expanduser()
+    wanted = Path(path).expanduser()
     variable = os.environ.get(VARIABLE)
     roots = [_check_exists(data)] if data else [Path(r).expanduser() for r in (variable, ".") if r]
-    places = [given] if given.is_absolute() else [root / given for root in roots]
+    places = [wanted] if wanted.is_absolute() else [root / wanted for root in roots]
     for place in places:
         if _is_there(place):
             return place

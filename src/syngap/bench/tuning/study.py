@@ -173,9 +173,9 @@ class Tuning:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return how is searched, as search.yaml says it."""
-        asked = self.search.of(self.outcomes).as_mapping()
+        search = self.search.of(self.outcomes).as_mapping()
         sampler = {"name": "Optuna TPE, multivariate", "random_first": RANDOM_FIRST}
-        return {"experiment": self.experiment.name, **asked, "sampler": sampler}
+        return {"experiment": self.experiment.name, **search, "sampler": sampler}
 
     def _write(self) -> None:
         every = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
@@ -203,11 +203,11 @@ def suggestion(spaces: Mapping[str, Space], past: Sequence[Outcome], seed: int) 
                 params=drawn, distributions=distributions, value=outcome.accuracy
             )
         )
-    asked = study.ask(distributions)
-    return {option: space.value(asked.params[option]) for option, space in spaces.items()}
+    trial = study.ask(distributions)
+    return {option: space.value(trial.params[option]) for option, space in spaces.items()}
 
 
 def _search_of(experiment: Experiment) -> Search:
     if experiment.search is None:
-        raise UserError("search: missing, and it says what to try; see docs/running.md")
+        raise UserError("search: missing, and it says what to try; see docs/tuning.md")
     return experiment.search

@@ -37,9 +37,9 @@ def causal_lm(
     place = (making.data or Path()) / folder
     if not place.is_dir():
         raise UserError(f"folder: there is no folder {place}; --data says where models are")
-    held: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place, **held)
-    model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **held)
+    options: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
     start = tokenizer.bos_token_id
     if start is None:
         start = model.config.bos_token_id

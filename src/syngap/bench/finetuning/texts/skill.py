@@ -38,14 +38,14 @@ def skill(
     tests = [next(words) for _ in range(_TESTS)]
     seen = set(tests)
     train = [word for word in (next(words) for _ in range(lines)) if word not in seen]
-    asked = tuple(Question(f"shift {word} ->", f" {_answer(word)}\n") for word in tests)
+    questions = tuple(Question(f"shift {word} ->", f" {_answer(word)}\n") for word in tests)
     text = Text(
         "".join(f"shift {word} -> {_answer(word)}\n" for word in train),
-        "".join(question.prompt + question.answer for question in asked),
+        "".join(question.prompt + question.answer for question in questions),
     )
     known = python_texts(data) if old is None else text_files(data, new="", old=old, folder=folder)
     kinds = {kind: known.kinds[kind] for kind in known.old}
-    return Texts("skill", known.known, {**kinds, "skill": text}, asked)
+    return Texts("skill", known.known, {**kinds, "skill": text}, questions)
 
 
 def _words(letters: int) -> Iterator[str]:

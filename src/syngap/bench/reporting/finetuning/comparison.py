@@ -13,7 +13,7 @@ from syngap.bench.finetuning.frontier import (
     best_new_loss,
     exact_match,
     good_rates,
-    judged_gain,
+    held_out_gain,
     relative_forgetting,
 )
 from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
@@ -136,8 +136,8 @@ def compare_methods(runs: Sequence[Run]) -> Comparison:
     base = next((family for family in tried if methods[family] == BASELINE), None)
     if base is None:
         raise UserError(
-            f"{runs[0].path.parent}: no seed has all trials of {BASELINE}, with which all others "
-            "are compared"
+            f"{runs[0].path.parent}: no table yet. It compares every method with {BASELINE}, and "
+            f"no seed has all trials of it. Run it into this folder: --methods {BASELINE} --resume"
         )
     first = next(iter(tried[base].values()))
     old = list(first.start.old)
@@ -208,8 +208,8 @@ def _outcome(
         }
 
     gains = [
-        judged_gain(found.points, found.start)
-        / judged_gain(as_trained(base[seed].points), found.start)
+        held_out_gain(found.points, found.start)
+        / held_out_gain(as_trained(base[seed].points), found.start)
         for seed, found in by_seed.items()
     ]
     good = [

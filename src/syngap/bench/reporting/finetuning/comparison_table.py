@@ -150,8 +150,8 @@ def forgetting_of(
         "interpolated": lambda outcome: outcome.interpolated,
         "equal_time": lambda outcome: outcome.equal_time,
     }
-    for given, known in ((row, by_row), (kind, found.old), (at, allowed)):
-        _check_known(given, known)
+    for name, known in ((row, by_row), (kind, found.old), (at, allowed)):
+        _check_known(name, known)
     if level is None:
         return _summary(allowed[at](by_row[row])[kind])
     choices: dict[str, Callable[[Tried], list[Point]]] = {
@@ -178,7 +178,7 @@ def notes(found: Comparison) -> list[str]:
         f"Forgetting is the rise of {found.task.rise}, relative to AdamW as trained, at equal "
         "new loss: mean over 70, 80, 90 and 95 % of AdamW's best gain, then over seeds (range). A "
         "dash: a level is not reached, or AdamW forgets nothing there.",
-        "Points are chosen on one half of the test data and judged on the other, both ways. "
+        "Points are chosen on one half of the test data and evaluated on the other, both ways. "
         "Interpolated: each evaluation with every share of the way from the start. Equal time: "
         "points within AdamW's seconds, set-up counted.",
         "Good rates: new loss within 5 % of the method's best, and at most twice its least "

@@ -32,3 +32,14 @@ function drawSetup() {
     for (const details of closed.splice(0)) details.open = false;
   });
 }
+
+drawAgainst();
+drawTable();
+drawSearch();
+drawMissing();
+drawSweeps();
+drawStream();
+drawMatrices();
+drawLayers();
+drawSurfaces();
+drawSetup();

@@ -1,3 +1,110 @@
+// A table of cells that pointer, finger and arrow keys read one by one. `tell` is given the place of
+// the cell that is read, `rest` is called when the pointer has left.
+
+function readable(table, cells, tell, rest) {
+  let place = null;
+  let shown = null;
+
+  function show(line, column) {
+    if (shown) shown.classList.remove("shown");
+    place = [line, column];
+    shown = cells[line][column];
+    shown.classList.add("shown");
+    tell(line, column);
+  }
+
+  table.tabIndex = 0;
+  cells.forEach((line, down) => line.forEach((cell, right) => {
+    for (const event of ["pointerenter", "click"]) cell.addEventListener(event, () => show(down, right));
+  }));
+  table.addEventListener("pointerleave", (event) => {
+    if (event.pointerType !== "mouse" || !shown) return; // a finger that was lifted is still reading
+    shown.classList.remove("shown");
+    rest();
+  });
+  table.addEventListener("keydown", (event) => {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    const [down, right] = place ? moves[event.key] : [0, 0];
+    const [line, column] = place || [0, 0];
+    const within = (value, count) => Math.min(Math.max(value, 0), count - 1);
+    show(within(line + down, cells.length), within(column + right, cells[0].length));
+  });
+}
+
+// Headings that sort their table. A column has a heading, what it says, which end is better ("up"
+// or "down") and a value; values that are absent stay last.
+
+function sortable(head, columns, lines, bodyOf, first = null) {
+  for (const column of columns) {
+    const th = make(head, "th", { scope: "col", title: column.says });
+    make(th, "button", { type: "button" }, column.heading).addEventListener("click", () => sort(column, th));
+    if (first !== null && column.name === first) sort(column, th);
+  }
+
+  function sort(column, th) {
+    const natural = column.better === "down" ? "ascending" : "descending";
+    const reverse = { ascending: "descending", descending: "ascending" };
+    const before = th.getAttribute("aria-sort");
+    const order = before ? reverse[before] : natural;
+    for (const other of head.children) other.removeAttribute("aria-sort");
+    th.setAttribute("aria-sort", order);
+    const sign = order === "ascending" ? 1 : -1;
+    const sorted = lines.map((each, place) => ({ ...each, place, value: column.value(each.item) }));
+    sorted.sort((a, b) => {
+      if (a.value === null || b.value === null) return (a.value === null) - (b.value === null);
+      const differ = typeof a.value === "string" ? a.value.localeCompare(b.value) : a.value - b.value;
+      return sign * differ || a.place - b.place;
+    });
+    for (const { item, line } of sorted) bodyOf(item).append(line);
+  }
+}
+
+// The scope, and the differences seed by seed.
+
+const seeds = new Set(rows.flatMap((row) => row.seeds));
+document.getElementById("scope").textContent = [
+  tasks ? plural(tasks, "task") : null,
+  rows.length ? plural(rows.length, "row") : null,
+  seeds.size ? plural(seeds.size, "seed") : null,
+].filter(Boolean).join(" · ");
+
+function drawAgainst() {
+  if (!data.against.length) return;
+  const ends = { 1: "more accurate", 0: "no significant difference", "-1": "less accurate", null: "too few seeds" };
+  const forgets = { 1: "forgets more", 0: "no significant difference", "-1": "forgets less", null: "too few seeds" };
+  const host = section("against");
+  host.querySelector(".flattered").hidden = !data.flattered;
+  const table = make(host.querySelector(".scroll"), "table", { class: "plain" });
+  const head = make(make(table, "thead"), "tr");
+  const body = make(table, "tbody");
+  const lines = data.against.map((rival) => {
+    const line = make(body, "tr");
+    const name = make(line, "th", { scope: "row" });
+    make(name, "span", {}, rival.rival);
+    make(name, "span", { class: "says" }, plural(rival.seeds, "seed"));
+    for (const [value, sign, words] of [
+      [rival.accuracy, rival.ends, ends], [rival.forgetting, rival.forgets, forgets],
+    ]) {
+      const cell = make(line, "td");
+      make(cell, "span", { class: sign ? "decided" : "" }, value ? spread(value, 1, true) : "–");
+      if (value) make(cell, "span", { class: "says" }, words[sign]);
+    }
+    const time = make(line, "td");
+    make(time, "span", {}, rival.time === null ? "–" : `${number(rival.time, 2)} ×`);
+    if (rival.time !== null) make(time, "span", { class: "says" }, "as long");
+    return { item: rival, line };
+  });
+  const ours = rows.find((row) => row.name === data.subject).label;
+  sortable(head, [
+    { heading: `${ours} against`, better: "down", value: (rival) => rival.rival },
+    { heading: "ACC", better: "up", value: (rival) => rival.accuracy && rival.accuracy[0] },
+    { heading: "FM", better: "down", value: (rival) => rival.forgetting && rival.forgetting[0] },
+    { heading: "time", better: "down", value: (rival) => rival.time },
+  ], lines, () => body);
+}
+
 // All methods, with the paper's numbers below ours where it has any.
 
 function drawTable() {
@@ -49,4 +156,27 @@ function drawMissing() {
   make(host, "p", {}, "Not in these numbers");
   const list = make(host, "ul");
   for (const line of data.missing) make(list, "li", {}, line);
+}
+
+// What a search tried and chose for every row.
+
+function drawSearch() {
+  if (!data.search) return;
+  const host = section("search");
+  host.querySelector(".note").textContent = data.search.says;
+  const table = make(host.querySelector(".scroll"), "table", { class: "plain" });
+  const head = make(make(table, "thead"), "tr");
+  data.search.columns.forEach((name, place) => {
+    make(head, "th", { scope: "col", class: place < 3 ? "options" : "" }, name);
+  });
+  const body = make(table, "tbody");
+  for (const [label, tried, chosen, ...numbers] of data.search.rows) {
+    const line = make(body, "tr");
+    make(line, "th", { scope: "row" }, label);
+    for (const options of [tried, chosen]) {
+      const cell = make(line, "td", { class: "options" });
+      for (const option of options.split("; ")) make(cell, "span", {}, option);
+    }
+    for (const text of numbers) make(line, "td", {}, text);
+  }
 }

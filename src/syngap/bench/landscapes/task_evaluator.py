@@ -12,12 +12,12 @@ from syngap.bench.methods import Learner
 from syngap.bench.streams import Stream
 from syngap.bench.streams.stream import Batch
 
-__all__ = ["Judge"]
+__all__ = ["TaskEvaluator"]
 
 _CHUNK = 1000
 
 
-class Judge:
+class TaskEvaluator:
     """Mean loss and accuracy of weights on some samples of task 1, the same for every method.
 
     They are the training samples as the stream gives them: stored, un-augmented.

@@ -1,0 +1,74 @@
+"""Rows that `--set methods.ROW.option=value` adds: which there may be, and their other options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from syngap.bench.errors import UserError, nearest
+from syngap.bench.options import named, shown
+
+__all__ = ["check_rows", "complete_rows"]
+
+
+def check_rows(rows: Mapping[Any, Any], before: Any, names: Sequence[str]) -> None:
+    """Refuse rows that a setting added by mistyping one that was there.
+
+    Args:
+        rows: with the settings put in.
+        before: what stood under `methods` without them.
+        names: of all methods.
+    """
+    known = [str(row) for row in before] if isinstance(before, dict) else []
+    for row, options in rows.items():
+        new = isinstance(options, dict) and "method" in options
+        if not new and str(row) not in (*known, *names):
+            hint = nearest(str(row), known) or (
+                f"; expected methods.ROW.lr, rows are {', '.join(map(named, known))}. To add a "
+                f"row, name its method: --set methods.{named(row)}.method=METHOD"
+            )
+            raise UserError(f"methods.{named(row)}: unknown{hint}")
+
+
+def complete_rows(
+    rows: Mapping[str, Any],
+    before: Any,
+    changed: Sequence[str],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return the rows, where a new one has the missing options of the row of its method.
+
+    So `--set methods.er_slow.method=er --set methods.er_slow.lr=0.03` differs from the row `er` in
+    its rate alone. Where the experiment has no such row, the defaults of the method are used.
+
+    Args:
+        rows: with the settings put in.
+        before: what stood under `methods` without them.
+        changed: the rows that settings name.
+        say: gets a line for every new row: where its options come from.
+
+    Examples:
+        >>> rows = {"er": {"buffer": 50}, "er_slow": {"method": "er", "lr": 0.03}}
+        >>> complete_rows(rows, {"er": {"buffer": 50}}, ["er_slow"], print)["er_slow"]
+        methods.er_slow: new row, method er. It takes from the row er: buffer=50.
+        {'buffer': 50, 'method': 'er', 'lr': 0.03}
+    """
+    known = before if isinstance(before, dict) else {}
+    complete = dict(rows)
+    for row in dict.fromkeys(changed):
+        options = rows.get(row)
+        if row in known or row not in rows or not isinstance(options, dict | None):
+            continue
+        options = options or {}
+        method = options.get("method", row)
+        like = known.get(method) if isinstance(method, str) and method != row else None
+        if not isinstance(like, dict) or like.get("method", method) != method:
+            like = {}
+        taken = {name: value for name, value in like.items() if name not in options}
+        complete[row] = {**like, **options}
+        source = "Options that are not set have the method's defaults."
+        if taken := {name: value for name, value in taken.items() if name != "method"}:
+            values = ", ".join(f"{named(name)}={shown(value)}" for name, value in taken.items())
+            source = f"It takes from the row {named(method)}: {values}."
+        say(f"methods.{named(row)}: new row, method {named(method)}. {source}")
+    return complete
