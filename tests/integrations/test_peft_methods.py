@@ -306,6 +306,12 @@ def test_the_tokenizer_of_llama2c_merges_by_score_and_has_a_token_for_each_byte(
     assert tokenizer.decode(encode("ab é\n<s> a")) == " ab é\n<s> a"
 
 
+def test_a_text_is_cut_at_a_line_and_no_line_is_in_both_parts(tmp_path: Path) -> None:
+    fetch_models().write_parts(tmp_path, "poem", "one\ntwo\nthree\nfour\n", 0.5)
+    parts = [(tmp_path / "texts" / f"poem.{part}.txt").read_text() for part in ("train", "test")]
+    assert parts == ["one\ntwo\nthree\n", "four\n"]
+
+
 # Encoders of transformers -------------------------------------------------------------------------
 
 
