@@ -286,7 +286,7 @@ def write_shakespeare(folder: Path, clone: Path) -> None:
 
 
 def write_tinystories(folder: Path, clone: Path) -> None:
-    """Write the first 197 kB of TinyStories; stories15M ends a paragraph by one new line."""
+    """Write 197 kB of TinyStories; stories15M ends a paragraph by one new line."""
     name = "tinystories.txt"
     text = check(read_committed(clone, name), TINYSTORIES, name).decode()
     write_parts(folder, "tinystories", text.replace("\n\n", "\n"), 0.3)
