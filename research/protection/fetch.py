@@ -30,7 +30,7 @@ TRAIN = 3_000_000  # tokens to train on
 
 @dataclass(frozen=True)
 class Package:
-    """A package of Debian 12 or of the Python Package Index."""
+    """A package of Debian 12, of the Python Package Index or of npm."""
 
     name: str
     version: str
@@ -105,7 +105,7 @@ def check(content: bytes, sha256: str, name: str) -> bytes:
 def find(package: Package, folder: Path) -> Path | None:
     """Return the file of a package that was downloaded before."""
     name = re.sub(r"[-_.]", "[-_.]", package.name)
-    pattern = re.compile(rf"{name}[-_]{re.escape(package.version)}[-_].*\.(deb|whl)", re.I)
+    pattern = re.compile(rf"{name}[-_]{re.escape(package.version)}[-_.].*(deb|whl|tgz)", re.I)
     return next((path for path in folder.iterdir() if pattern.fullmatch(path.name)), None)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkout import ROOT
 from finetuned import setting
 
 from syngap.bench.errors import UserError
@@ -145,6 +148,168 @@ def test_without_transformers_the_message_says_what_to_install(
     making = Making(texts, 0, torch.device("cpu"), tmp_path, share_nothing)
     with pytest.raises(UserError, match=r"syngap\[transformers\]"):
         causal_lm(making, folder="llama")
+
+
+# Models of llama2.c -------------------------------------------------------------------------------
+
+PIECES = {" ": -9.0, "a": -8.0, "b": -7.0, " a": -3.0, "ab": -2.0, " ab": -1.0}
+TOKENS = [1, 259, 264, 13, 261, 2]
+
+
+def fetch_models() -> Any:
+    """Return the module of research/protection."""
+    folder = ROOT / "research" / "protection"
+    if not folder.is_dir():
+        pytest.skip("there is no research/ beside the tests")
+    sys.path.insert(0, str(folder))
+    import fetch_models
+
+    return fetch_models
+
+
+def tokenizer_file() -> bytes:
+    """Return a tokenizer.bin: special tokens, bytes, and then pieces with their scores."""
+    special = {"<unk>": 0.0, "\n<s>\n": 0.0, "\n</s>\n": 0.0}
+    entries = [*special.items(), *((chr(byte), 0.0) for byte in range(256)), *PIECES.items()]
+    parts = [struct.pack("<i", 6)]
+    for piece, score in entries:
+        encoded = piece.encode()
+        parts.append(struct.pack("<fi", score, len(encoded)) + encoded)
+    return b"".join(parts)
+
+
+class Llama2C:
+    """A model of llama2.c with random weights: its file, and its forward pass in plain loops."""
+
+    width, hidden, layers, heads, key_heads, context = 16, 12, 2, 2, 1, 8
+    tokens = 259 + len(PIECES)
+
+    def __init__(self, *, tied: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        width, hidden, layers = self.width, self.hidden, self.layers
+        keys = width // self.heads * self.key_heads
+        shapes: dict[str, tuple[int, ...]] = {
+            "embedding": (self.tokens, width),
+            "rms_att": (layers, width),
+            "wq": (layers, width, width),
+            "wk": (layers, keys, width),
+            "wv": (layers, keys, width),
+            "wo": (layers, width, width),
+            "rms_ffn": (layers, width),
+            "w1": (layers, hidden, width),
+            "w2": (layers, width, hidden),
+            "w3": (layers, hidden, width),
+            "rms_final": (width,),
+            "freq_cis": (2, self.context, width // self.heads // 2),
+            "wcls": (self.tokens, width),
+        }
+        arrays = {
+            name: torch.randn(shape, generator=generator) / 2 for name, shape in shapes.items()
+        }
+        if tied:
+            del arrays["wcls"]
+        sizes = (width, hidden, layers, self.heads, self.key_heads)
+        header = struct.pack("<7i", *sizes, self.tokens if tied else -self.tokens, self.context)
+        self.file = header + b"".join(array.numpy().tobytes() for array in arrays.values())
+        self.w: dict[str, Any] = {name: array.tolist() for name, array in arrays.items()}
+
+    def logits(self, tokens: list[int]) -> list[list[float]]:
+        """Return the logits after each token, as run.c of llama2.c computes them."""
+        w, size = self.w, self.width // self.heads
+        past: list[list[tuple[list[float], list[float]]]] = [[] for _ in range(self.layers)]
+        found = []
+        for position, token in enumerate(tokens):
+            x = list(w["embedding"][token])
+            for layer in range(self.layers):
+                normed = rms_norm(x, w["rms_att"][layer])
+                query = rotated(product(w["wq"][layer], normed), position, size)
+                key = rotated(product(w["wk"][layer], normed), position, size)
+                past[layer].append((key, product(w["wv"][layer], normed)))
+                mixed: list[float] = []
+                for head in range(self.heads):
+                    own = query[head * size : (head + 1) * size]
+                    shared = head * self.key_heads // self.heads
+                    part = slice(shared * size, (shared + 1) * size)
+                    scores = [dot(own, key[part]) / math.sqrt(size) for key, _ in past[layer]]
+                    total = sum(map(math.exp, scores))
+                    mixed += [
+                        sum(
+                            math.exp(score) / total * value[part][i]
+                            for score, (_, value) in zip(scores, past[layer], strict=True)
+                        )
+                        for i in range(size)
+                    ]
+                x = [a + b for a, b in zip(x, product(w["wo"][layer], mixed), strict=True)]
+                normed = rms_norm(x, w["rms_ffn"][layer])
+                gate, up = product(w["w1"][layer], normed), product(w["w3"][layer], normed)
+                inner = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up, strict=True)]
+                x = [a + b for a, b in zip(x, product(w["w2"][layer], inner), strict=True)]
+            found.append(product(w.get("wcls", w["embedding"]), rms_norm(x, w["rms_final"])))
+        return found
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(p * q for p, q in zip(a, b, strict=True))
+
+
+def product(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    return [dot(row, vector) for row in matrix]
+
+
+def rms_norm(x: list[float], weight: list[float]) -> list[float]:
+    scale = 1 / math.sqrt(dot(x, x) / len(x) + 1e-5)
+    return [scale * p * q for p, q in zip(x, weight, strict=True)]
+
+
+def rotated(x: list[float], position: int, size: int) -> list[float]:
+    """Rotate each two neighbours of a head together."""
+    found = []
+    for i in range(0, len(x), 2):
+        angle = position * 10_000 ** (-(i % size) / size)
+        cos, sin = math.cos(angle), math.sin(angle)
+        found += [x[i] * cos - x[i + 1] * sin, x[i] * sin + x[i + 1] * cos]
+    return found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_of_llama2c_predicts_the_same_in_transformers(tmp_path: Path, tied: bool) -> None:
+    theirs = Llama2C(tied=tied)
+    fetch_models().write_llama(tmp_path / "llama", theirs.file, tokenizer_file())
+    making = Making(
+        python_texts(None, characters=4000), 0, torch.device("cpu"), tmp_path, share_nothing
+    )
+    language = causal_lm(making, folder="llama", context=4)
+    assert language.start == 1
+    assert language.encode("ab a").tolist() == [264, 262]
+    with torch.no_grad():
+        found = language.logits(language.model, torch.tensor([TOKENS]))
+    torch.testing.assert_close(found[0], torch.tensor(theirs.logits(TOKENS)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_of_llama2c_that_is_cut_is_refused() -> None:
+    with pytest.raises(SystemExit, match="numbers, the file"):
+        fetch_models().read_llama2c(Llama2C(tied=True).file[:-4])
+
+
+def test_the_tokenizer_of_llama2c_merges_by_score_and_has_a_token_for_each_byte() -> None:
+    tokenizer = fetch_models().read_tokenizer(tokenizer_file())
+
+    def encode(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    assert encode("ab aab") == [264, 262, 263]
+    assert encode("b") == [259, 261]
+    assert encode("aé\n") == [262, 3 + 0xC3, 3 + 0xA9, 3 + ord("\n")]
+    assert encode("a<s> a<s> ab") == [262, 1, 262, 1, 264]
+    assert 0 not in encode("<unk>")
+    assert tokenizer.decode(encode("ab é\n<s> a")) == " ab é\n<s> a"
+
+
+def test_a_text_is_cut_at_a_line_and_no_line_is_in_both_parts(tmp_path: Path) -> None:
+    fetch_models().write_parts(tmp_path, "poem", "one\ntwo\nthree\nfour\n", 0.5)
+    parts = [(tmp_path / "texts" / f"poem.{part}.txt").read_text() for part in ("train", "test")]
+    assert parts == ["one\ntwo\nthree\n", "four\n"]
 
 
 # Encoders of transformers -------------------------------------------------------------------------
