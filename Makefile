@@ -40,6 +40,7 @@ results: $(VENV)/.installed ## put the numbers and figures of results/ into READ
 	@"$(BIN)/syngap" report results/table1-cifar100-shared --figures docs/figures > /dev/null
 	@"$(BIN)/syngap" report results/digits --figure docs/demo.svg --figures build/figures > /dev/null
 	@cp build/figures/landscape.svg docs/figures/landscape-digits.svg
+	@"$(BIN)/syngap" report results/finetune-smollm2 --figure docs/figures/smollm2.svg > /dev/null
 	@"$(BIN)/python" benchmarks/frontier.py docs/figures/frontier.svg
 
 check-results: $(VENV)/.installed ## fail where README or docs say another number than results/

@@ -208,10 +208,9 @@ def headline(found: Comparison) -> str:
     seeds = f"{count} {'seed' if count == 1 else 'seeds'}"
     amount = f"{known[least]:.2f} of what AdamW forgets"
     forgets = f"nothing of {kind}" if known[least] <= 0 else f"least of {kind}, {amount},"
-    return (
-        f"{least} forgets {forgets} where both have learned as much of {found.new} "
-        f"({seeds}; {len(known)} of {len(rivals)} methods learn enough to compare)."
-    )
+    few = f"; {len(known)} of {len(rivals)} methods learn enough to compare"
+    notes = seeds if len(known) == len(rivals) else seeds + few
+    return f"{least} forgets {forgets} where both have learned as much of {found.new} ({notes})."
 
 
 def _whole(values: Sequence[float | None]) -> list[float]:
