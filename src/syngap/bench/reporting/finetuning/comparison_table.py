@@ -9,6 +9,7 @@ from rich.table import Table
 
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.frontier import (
+    LEVELS,
     as_trained,
     losses_at_best,
     relative_forgetting,
@@ -210,7 +211,8 @@ def headline(found: Comparison) -> str:
     forgets = f"nothing of {kind}" if known[least] <= 0 else f"least of {kind}, {amount},"
     few = f"; {len(known)} of {len(rivals)} methods learn enough to compare"
     notes = seeds if len(known) == len(rivals) else seeds + few
-    return f"{least} forgets {forgets} where both have learned as much of {found.new} ({notes})."
+    levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
+    return f"{least} forgets {forgets} at {levels} of AdamW's best gain on {found.new} ({notes})."
 
 
 def _whole(values: Sequence[float | None]) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
-from syngap.bench.finetuning.frontier import frontier
+from syngap.bench.finetuning.frontier import as_trained, frontier
 from syngap.bench.reporting.figures.style import (
     COLOURS,
     DASHES,
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["frontier_figure", "frontier_figures"]
 
-_WIDTH = 5.2  # inches of a panel
+_WIDTH = 4.2  # inches of a panel
+_ROOM = 1.25  # times what AdamW forgets where it learns most: the rest is left out
 _HEIGHT = 0.04  # of a name, as a share of a panel
 _POINTS = 240.0  # of a panel's height, about
 
@@ -59,13 +60,13 @@ def frontier_figure(found: Comparison, path: Path) -> None:
                     *zip(*line, strict=True), color=colour, linestyle=dash, marker="o", markersize=3
                 )
                 ends.append(_End(outcome.family, *line[-1], colour))
-            _label(axes, ends)
-            axes.set_title(f"{found.task.old}: {kind}", fontsize=10)
+            _label(axes, _leave_out_the_rest(axes, found, kind, ends))
+            axes.set_title(f"{found.task.old}: {kind}", fontsize=11)
             axes.set_xlabel(f"gain on {found.new}, {found.task.gain_unit} →")
             axes.margins(x=0.15)
             remove_frame(axes)
         panels[0].set_ylabel(f"forgetting, {found.task.forgetting_unit} (less is better)")
-        figure.suptitle(fill(headline(found), 90), fontsize=11)
+        figure.suptitle(fill(headline(found), 90), fontsize=12)
 
 
 def frontier_figures(
@@ -87,6 +88,32 @@ def _look(place: int, method: str) -> tuple[str, object]:
     return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
+def _leave_out_the_rest(
+    axes: Axes, found: Comparison, kind: str, ends: Sequence[_End]
+) -> list[_End]:
+    """Mark where AdamW learns most, end the panel above it, and return where lines then end.
+
+    Rates that are too high forget several times as much, and would leave no room for the others.
+    """
+    one = found.tried[found.baseline][min(found.tried[found.baseline])]
+    gain, forgot = frontier(as_trained(one.points), one.start, kind)[-1]
+    axes.plot(gain, forgot, marker="o", markersize=9, markerfacecolor="none", color=SOFT)
+    axes.annotate(
+        "AdamW as trained",
+        (gain, forgot),
+        (-9, 0),
+        textcoords="offset points",
+        fontsize=9,
+        ha="right",
+        va="center",
+    )
+    top = _ROOM * forgot
+    if forgot <= 0 or all(end.forgot <= top for end in ends):
+        return list(ends)
+    axes.set_ylim(top=top)
+    return [end if end.forgot <= top else end._replace(forgot=top) for end in ends]
+
+
 def _label(axes: Axes, ends: Sequence[_End]) -> None:
     """Name each line at its end, names no closer to each other than they are high."""
     low, high = axes.get_ylim()
@@ -99,7 +126,7 @@ def _label(axes: Axes, ends: Sequence[_End]) -> None:
             (end.gain, end.forgot),
             (6, (place - end.forgot) / (high - low) * _POINTS),
             textcoords="offset points",
-            fontsize=8,
+            fontsize=10,
             color=end.colour,
             va="center",
         )
