@@ -6,6 +6,8 @@ Where to find what:
 - `anchors`: the known inputs, cut into batches
 - `teacher`: the model's former self; `answers`: what it answered, and KL(before ‖ now);
   `last_product`: what the last layer makes answers of
+- `captured`: the teacher's pass as a CUDA graph; `pending`: its loss, while the GPU computes it;
+  `gradients`: those that are known before a backward pass
 - `start`: the weights before training, to interpolate with and to answer with again
 - `samples`: texts that a language model writes itself
 - `processes`: one protection for all processes of DDP and FSDP2

@@ -123,8 +123,8 @@ def divergence(before: Answers, now: Tensor | Distribution) -> Tensor:
 
 def weights_of(mask: Tensor | None, logits: Tensor) -> Tensor:
     """Return what each prediction counts in a mean over those that count."""
-    mask = torch.ones(logits.shape[:-1], dtype=torch.bool) if mask is None else mask
-    weights = wide(mask.to(logits.device, logits.dtype))
+    ones = torch.ones_like(wide(logits[..., 0]))
+    weights = ones if mask is None else ones * mask.to(logits.device)
     return weights / weights.sum().clamp(min=1)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import Node
 from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -28,13 +27,15 @@ from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
 from syngap.protection import anchors
 from syngap.protection.answers import divergence_and_difference
+from syngap.protection.gradients import leaves_of, nodes_of, times
 from syngap.protection.pending import Pending
 
-__all__ = ["CapturedPass", "capture", "leaves_of", "nodes_of"]
+__all__ = ["CapturedPass", "capture"]
 
 PREDICTIONS = 4096  # at a time: what a graph takes of memory is of no use to anything else
+MORE_MEMORY = 8  # times as much takes a block that is not run again
 _LOG = logging.getLogger(__name__)
-_AGREES = 0.05  # relative error of a prediction, which half precision stays below
+_AGREES = 0.01  # nats between a prediction alone and among others, which half precision stays below
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -53,22 +54,26 @@ def capture(
 
     Args:
         model: the model.
-        predict: computes logits from a batch.
+        predict: computes logits from a batch, in the same way at each call.
         batches: of known inputs.
         stored: what is stored of the former answers to each.
         answer: makes logits of what is stored.
         params: the parameters whose gradients are wanted, all that learn from known inputs.
     """
-    if not _is_on_gpu(model) or not _is_plain(model):
+    if not _is_on_one_gpu(model) or not _is_plain(model):
         return None
     shapes = {_shape_of(*pair) for pair in zip(batches, stored, strict=True)}
     if len(shapes) != 1 or None in shapes:
         return None
-    try:
-        return CapturedPass(model, predict, batches[0], stored[0], answer, params)
-    except (RuntimeError, ValueError) as error:  # it waits for the GPU, or memory is short
-        _LOG.info("the teacher's pass is not recorded as a CUDA graph: %s", error)
-        return None
+
+    def attempt(recompute: bool) -> CapturedPass | None:
+        try:
+            return CapturedPass(model, predict, batches[0], stored[0], answer, params, recompute)
+        except Exception as error:  # the plain pass, which ran before, does without
+            _LOG.info("the teacher's pass is not recorded as a CUDA graph: %s", error)
+            return None
+
+    return attempt(recompute=True) or attempt(recompute=False)
 
 
 class CapturedPass:
@@ -84,6 +89,7 @@ class CapturedPass:
         stored: what is stored of the former answers to it, row by row.
         answer: makes logits of what is stored.
         params: the parameters whose gradients are wanted.
+        recompute: whether blocks run again in the backward pass, for less memory.
     """
 
     def __init__(
@@ -94,13 +100,15 @@ class CapturedPass:
         stored: Any,
         answer: Callable[[Tensor], Tensor],
         params: Sequence[Tensor],
+        recompute: bool = True,
     ) -> None:
-        self._model, self._module, self._answer = model, _Predicting(model, predict), answer
-        self.params = params
-        self._mark = _memory_of(model)
-        self._number = 0
+        self._model, self._answer, self.params = model, answer, params
+        self._module, self._recompute = _Pass(model, predict), recompute
+        self._memory, self._versions = _memory_of(model), _versions_of(model)
         self._holder: weakref.ref[Any] | None = None
-        size = max(1, min(len(stored), PREDICTIONS * len(stored) // stored.shape[:-1].numel()))
+        self._is_taken = False
+        most = PREDICTIONS if recompute else PREDICTIONS // MORE_MEMORY
+        size = max(1, min(len(stored), most * len(stored) // stored.shape[:-1].numel()))
         self._batch = anchors.copied(anchors.part_of(batch, slice(size)))
         self._stored = stored[:size].clone()
         with in_eval_mode(model), torch.no_grad():
@@ -115,16 +123,20 @@ class CapturedPass:
         for leaf, gradient in zip(self._leaves.values(), self._gradients, strict=True):
             leaf.grad = gradient
         self._stream: torch.cuda.Stream | None = None
-        self._play = self._recorded(some.device) if some.is_cuda else self._tried()
+        if some.is_cuda:
+            self._play = self._recorded(some.device)
+        else:
+            self._run_once()
+            self._play = self._run_rows
 
     def fits(self, model: nn.Module) -> bool:
-        """Return whether the model runs as it did, with its parameters in the same memory."""
-        return self._mark == _memory_of(model) and _is_plain(model)
+        """Return whether the model runs as it did, with its tensors in the same memory."""
+        return self._memory == _memory_of(model) and _is_plain(model)
 
     @property
     def is_free(self) -> bool:
         """Whether no backward pass still needs the gradients of the last run."""
-        return self._holder is None or self._holder() is None
+        return self._is_taken or self._holder is None or self._holder() is None
 
     def loss(self, batch: Any, stored: Tensor, weights: Tensor) -> Tensor:
         """Return KL on a batch, of which the gradient is taken at the same time.
@@ -134,34 +146,37 @@ class CapturedPass:
             stored: of the former answers to it.
             weights: of each prediction in the sum.
         """
-        found = _replayed(self, self._total, self.params)
+        found: Tensor = _Replayed.apply(self, self._total, *self.params)  # type: ignore[no-untyped-call]
         if self._stream is None:
             self._run(batch, stored, weights)
             found.data.copy_(self._total)
             return found
         written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             self._run(batch, stored, weights)
             found.data.copy_(self._total)
             written.record()
-        found.record_stream(self._stream)
-        weights.record_stream(self._stream)
-        return Pending.of(found, written)
+        for each in (found, weights):
+            each.record_stream(self._stream)
+        if self._versions == _versions_of(self._model):
+            return Pending.of(found, written)
+        current.wait_event(written)  # the model's forward pass writes what this one reads
+        return found
 
-    def hold(self, holder: Any) -> int:
-        """Keep the gradients of the next run for an object, while it lives; return a number."""
-        self._number, self._holder = self._number + 1, weakref.ref(holder)
-        return self._number
+    def hold(self, holder: Any) -> None:
+        """Keep the gradients of the next run for an object, as long as it lives."""
+        self._holder, self._is_taken = weakref.ref(holder), False
 
-    def take(self, number: int) -> list[Tensor]:
-        """Return the gradients of a run, once; the next run writes to them."""
-        if number != self._number or self._holder is None:
+    def take(self, holder: Any) -> list[Tensor]:
+        """Return the gradients of the object's run, which the next run writes to."""
+        if self._holder is None or self._holder() is not holder:
             raise RuntimeError(
-                "the gradient of this protection.loss() is gone: call backward() once for each "
-                "loss(), before the next loss()"
+                "the gradient of this protection.loss() is gone, because loss() was called again "
+                "since: call backward() before the next loss()"
             )
-        self._holder = None
+        self._is_taken = True
         return self._gradients
 
     def _run(self, batch: Any, stored: Tensor, weights: Tensor) -> None:
@@ -173,58 +188,76 @@ class CapturedPass:
             part = slice(start, min(start + size, len(stored)))
             filled = slice(part.stop - start)
             self._weights[filled.stop :] = 0.0  # rows that are left from before do not count
-            for static, source in zip(
+            for static, given in zip(
                 anchors.tensors_of(anchors.part_of(self._batch, filled)),
                 anchors.tensors_of(anchors.part_of(batch, part)),
                 strict=True,
             ):
-                static.copy_(source)
+                static.copy_(given)
             self._stored[filled].copy_(stored[part])
             self._weights[filled].copy_(weights[part])
             self._play()
 
     # The graph.
 
-    def _predictions(self) -> Tensor:
-        with torch.enable_grad(), in_eval_mode(self._model), _recomputed(self._model):
-            found: Tensor = functional_call(self._module, self._leaves, (self._batch,))
-        return found
+    def _run_rows(self, check: Callable[[Tensor], None] = lambda now: None) -> None:
+        """Add loss and gradients of the rows that are in place."""
 
-    def _pass(self) -> None:
-        now = self._predictions()
-        with torch.no_grad():
-            total, gradient = divergence_and_difference(
-                now, self._stored, self._weights, self._answer
-            )
-            gradient.mul_(self._weights.to(gradient.dtype).unsqueeze(-1))
-        with in_eval_mode(self._model):  # blocks run again
+        def add(now: Tensor) -> None:
+            check(now)
+            with torch.no_grad():
+                total, gradient = divergence_and_difference(
+                    now, self._stored, self._weights, self._answer
+                )
+                gradient.mul_(self._weights.to(gradient.dtype).unsqueeze(-1))
+                self._total.add_(total)
             now.backward(gradient, inputs=list(self._leaves.values()))  # type: ignore[no-untyped-call]
-        self._total.add_(total)
 
-    def _tried(self) -> Callable[[], None]:
-        """Return the pass, after it has run once."""
+        blocks = _blocks_of(self._model) if self._recompute else []
+        with torch.enable_grad(), in_eval_mode(self._model), _recomputed(blocks, self._model):
+            # The backward pass too sees the leaves, with which blocks run again.
+            functional_call(self._module, self._leaves, (self._batch, add))
+
+    def _run_once(self) -> None:
+        """Run as it is; refuse predictions that gradients of the parameters do not explain."""
         own = set(self._leaves.values())
-        if not own.issuperset(leaves_of(nodes_of(self._predictions()))):
-            raise ValueError("predictions depend on parameters that are not the model's")
-        self._pass()
-        return self._pass
+
+        def check(now: Tensor) -> None:
+            if not own.issuperset(leaves_of(nodes_of(now))):
+                raise ValueError("predictions depend on parameters that are not the model's")
+
+        self._run_rows(check)
 
     def _recorded(self, device: torch.device) -> Callable[[], None]:
-        """Return the replay of a pass."""
+        """Return the replay of a pass over the rows that are in place."""
         with torch.cuda.device(device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream = stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             current = torch.cuda.current_stream()
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # its nodes of autograd must not know another
-                self._tried()()  # libraries choose their kernels
+            with torch.cuda.stream(stream):
+                self._run_once()  # libraries choose their kernels
+                self._run_rows()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             torch.clear_autocast_cache()  # else weights that were cast before would be taken
             with _recording(graph, stream):
-                self._pass()
+                self._run_rows()
             torch.clear_autocast_cache()
-        self._stream = stream
+        static = [self._stored, self._weights, self._total, *self._gradients]
+        for each in (*static, *anchors.tensors_of(self._batch)):
+            each.record_stream(stream)
         return graph.replay
+
+
+class _Pass(nn.Module):
+    """A model behind `predict`, so that `functional_call` exchanges its parameters."""
+
+    def __init__(self, model: nn.Module, predict: Predict) -> None:
+        super().__init__()
+        self.model, self._predict = model, predict
+
+    def forward(self, batch: Any, use: Callable[[Any], None]) -> None:
+        use(self._predict(batch))
 
 
 class _Replayed(torch.autograd.Function):
@@ -235,49 +268,22 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: CapturedPass, like: Tensor, *params: Tensor) -> Tensor:
-        ctx.source, ctx.number = source, source.hold(ctx)
+        ctx.source = source
+        source.hold(ctx)
         return torch.empty_like(like)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.source.take(ctx.number)
-        for some in alike(gradients):
-            torch._foreach_mul_(some, grad.to(some[0]))
-        return None, None, *gradients
+        return None, None, *times(ctx.source.take(ctx), grad)
 
 
-def _replayed(source: CapturedPass, like: Tensor, params: Sequence[Tensor]) -> Tensor:
-    found: Tensor = _Replayed.apply(source, like, *params)  # type: ignore[no-untyped-call]
-    return found
+# What can be recorded
 
 
-class _Predicting(nn.Module):
-    """A model behind `predict`, so that `functional_call` exchanges its parameters."""
-
-    def __init__(self, model: nn.Module, predict: Predict) -> None:
-        super().__init__()
-        self.model, self._predict = model, predict
-
-    def forward(self, batch: Any) -> Any:
-        return self._predict(batch)
-
-
-def nodes_of(found: Tensor) -> set[Node]:
-    """Return all nodes of the graph of a tensor."""
-    assert found.grad_fn is not None
-    nodes, left = {found.grad_fn}, [found.grad_fn]
-    while left:
-        for node, _ in left.pop().next_functions:
-            if node is not None and node not in nodes:
-                nodes.add(node)
-                left.append(node)
-    return nodes
-
-
-def leaves_of(nodes: Iterable[Node]) -> list[Tensor]:
-    """Return the tensors that the gradients of a graph end in."""
-    return [node.variable for node in nodes if hasattr(node, "variable")]
+def _is_on_one_gpu(model: nn.Module) -> bool:
+    devices = {param.device for param in model.parameters()}
+    return len(devices) == 1 and devices.pop().type == "cuda"
 
 
 def _is_plain(model: nn.Module) -> bool:
@@ -290,18 +296,55 @@ def _is_plain(model: nn.Module) -> bool:
     )
 
 
+def _memory_of(model: nn.Module) -> list[tuple[object, ...]]:
+    """Return where the tensors of a model are, and which of them learn."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(id(each), each.data_ptr(), each.requires_grad) for each in tensors]
+
+
+def _versions_of(model: nn.Module) -> list[int]:
+    """Return how often each buffer was changed: those of batch norms by each forward pass."""
+    return [buffer._version for buffer in model.buffers()]
+
+
+def _shape_of(batch: Any, stored: Tensor | None) -> tuple[object, ...] | None:
+    """Return the shape of a batch but for its number of rows, None where it has no rows."""
+    if stored is None or anchors.length(batch) != len(stored):
+        return None
+    names = tuple(batch) if isinstance(batch, dict) else type(batch)
+    tensors = [*anchors.tensors_of(batch), stored]
+    return names, *((each.shape[1:], each.dtype, each.device) for each in tensors)
+
+
+def _require_own_rows(predict: Predict, batch: Any) -> None:
+    """Refuse predictions for some rows that depend on what the other rows are."""
+    count = max(1, (anchors.length(batch) or 0) // 2)
+    whole, some = (predict(each) for each in (batch, anchors.part_of(batch, slice(count))))
+    if isinstance(some, Tensor) and isinstance(whole, Tensor) and some.shape[1:] == whole.shape[1:]:
+        weights = torch.ones_like(wide(some[..., 0]))
+        kl, _ = divergence_and_difference(some, whole[:count], weights / weights.numel())
+        if kl <= _AGREES:
+            return
+    raise ValueError("predictions for some rows depend on the others")
+
+
+# While it is recorded
+
+
 @contextmanager
-def _recomputed(model: nn.Module) -> Iterator[None]:
-    """Let the blocks of a model keep their inputs alone for the backward pass, and run again there.
+def _recomputed(blocks: Sequence[nn.Module], model: nn.Module) -> Iterator[None]:
+    """Let blocks keep their inputs alone for the backward pass, and run again there.
 
     Memory of a graph is its own for good, and time of a GPU that waits for the CPU costs little.
+    Models of transformers keep no keys and values meanwhile, to which a second run would add.
     """
-    blocks = _blocks(model)
     before = {block: vars(block).get("forward") for block in blocks}
+    configs: list[Any] = [getattr(each, "config", None) for each in model.modules()]
+    caching = [each for each in configs if getattr(each, "use_cache", None) is True]
     for block in blocks:
-        block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
-        )
+        block.forward = partial(_checkpointed, block.forward)
+    for config in caching:
+        config.use_cache = False
     try:
         with set_checkpoint_early_stop(False):  # by exceptions, which hold memory for a while
             yield
@@ -311,40 +354,23 @@ def _recomputed(model: nn.Module) -> Iterator[None]:
                 del block.forward
             else:
                 block.forward = forward
+        for config in caching:
+            config.use_cache = True
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    bound = partial(forward, **kwargs)  # of which checkpoint would take some for its own
+    return checkpoint(bound, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def _blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers of the list of layers that has most parameters: those of a transformer."""
     lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
     sizes = [sum(param.numel() for param in each.parameters()) for each in lists]
-    return list(max(zip(sizes, lists, strict=True), key=itemgetter(0))[1]) if lists else []
-
-
-def _is_on_gpu(model: nn.Module) -> bool:
-    return all(param.is_cuda for param in model.parameters())
-
-
-def _memory_of(model: nn.Module) -> list[tuple[object, ...]]:
-    return [(id(each), each.data_ptr(), each.requires_grad) for each in model.parameters()]
-
-
-def _shape_of(batch: Any, stored: Tensor | None) -> tuple[object, ...] | None:
-    """Return the shape of a batch but for its number of rows, None where it has no rows."""
-    if stored is None or anchors.length(batch) != len(stored):
-        return None
-    tensors = [*anchors.tensors_of(batch), stored]
-    return tuple((each.shape[1:], each.dtype, each.device) for each in tensors)
-
-
-def _require_own_rows(predict: Predict, batch: Any) -> None:
-    """Refuse predictions for some rows that depend on what the other rows are."""
-    count = max(1, (anchors.length(batch) or 0) // 2)
-    whole, some = (predict(each) for each in (batch, anchors.part_of(batch, slice(count))))
-    if isinstance(some, Tensor) and isinstance(whole, Tensor) and some.shape[1:] == whole.shape[1:]:
-        expected = whole[:count].float()
-        if (some.float() - expected).norm() <= _AGREES * expected.norm():
-            return
-    raise ValueError("predictions for some rows depend on the others")
+    if not lists:
+        return []
+    _, largest = max(zip(sizes, lists, strict=True), key=itemgetter(0))
+    return [block for block in largest if any(True for _ in block.parameters())]
 
 
 @contextmanager

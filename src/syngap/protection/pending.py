@@ -25,7 +25,7 @@ class Pending(Tensor):
     @classmethod
     def of(cls, value: Tensor, written: torch.cuda.Event) -> Tensor:
         """Return a tensor as one that waits for an event."""
-        found = value.detach().as_subclass(cls)
+        found = value.as_subclass(cls)  # with its gradient, for what does not ask below
         found._value, found._written = value, written
         return found
 

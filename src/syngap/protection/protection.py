@@ -74,7 +74,8 @@ def protect(
             `attention_mask` marks padding). A few hundred do. `own_samples` makes some.
         gate: whether `optimizer` scales down updates along important directions.
         teacher: whether `loss` pulls the model to its former answers.
-        predict: computes logits or a distribution from a batch in place of `model(batch)`.
+        predict: computes logits or a distribution from a batch in place of `model(batch)`, in the
+            same way at each call.
         consolidation: τ in (0, 1), how much updates shrink at mean importance. None is 0.9 with a
             teacher, whose `loss` does half of the work, and 0.999 without.
         ambient: ε ≥ 0, the share of an update that always remains.
@@ -256,7 +257,8 @@ class Protection:
         """Return the KL from the model's former answers on a few known inputs, to be added.
 
         The model runs in eval mode, and under autocast where this is called so. Zero without a
-        teacher, and at calls that `every` leaves out.
+        teacher, and at calls that `every` leaves out. On a GPU it may still be computed when this
+        returns: use it before you change weights by hand.
         """
         number = self.calls
         self.calls = number + 1

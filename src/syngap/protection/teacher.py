@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution
 
 from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.notices import Notices
 from syngap.optim.scores import suspect_probabilities
 from syngap.optim.sharded import reshard
-from syngap.optim.tensors import alike, is_sharded
+from syngap.optim.tensors import is_sharded
 from syngap.protection import anchors
 from syngap.protection.answers import (
     Answers,
@@ -29,7 +28,8 @@ from syngap.protection.answers import (
     weights_of,
     width_of,
 )
-from syngap.protection.captured import CapturedPass, capture, leaves_of, nodes_of
+from syngap.protection.captured import CapturedPass, capture
+from syngap.protection.gradients import leaves_of, nodes_of, with_gradient
 from syngap.protection.last_product import Head, LastProduct
 from syngap.protection.start import Start
 
@@ -134,15 +134,15 @@ class Teacher:
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
         pairs = [pair for pair in zip(learned, gradients, strict=True) if pair[1] is not None]
         params, known = zip(*pairs, strict=True)
-        if self._may_capture and not self.may_grow and self._rows(place) is not None:
+        is_dense = all(each.layout is torch.strided for each in known)
+        if self._may_capture and is_dense and not self.may_grow and self._rows(place) is not None:
             self._may_capture = False
             rows = [self._rows(each) for each in range(len(self.batches))]
             self._captured = capture(
                 self._model, self._predict, self.batches, rows, self._answer, params
             )
             self._captured_in = _precision(found.device, learned)
-        loss: Tensor = _KnownGradient.apply(found.detach(), known, *params)  # type: ignore[no-untyped-call]
-        return loss
+        return with_gradient(found.detach(), known, params)
 
     def _is_captured(self, learned: list[nn.Parameter]) -> bool:
         """Return whether there is a recorded pass that does what the model would do now."""
@@ -243,20 +243,3 @@ def _precision(device: torch.device, params: list[nn.Parameter]) -> tuple[object
         torch.get_autocast_dtype(device.type),
         frozenset(param.dtype for param in params),
     )
-
-
-class _KnownGradient(torch.autograd.Function):
-    """A loss whose gradient is known."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *params: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients)
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scaled: dict[Tensor, Tensor] = {}
-        for some in alike(ctx.saved_tensors):
-            scaled |= zip(some, torch._foreach_mul(some, grad.to(some[0])), strict=True)
-        return None, None, *(scaled[each] for each in ctx.saved_tensors)

@@ -63,11 +63,11 @@ def memory_of_graphs(device: torch.device) -> int:
 
     Nothing else can use them, and torch counts them as free.
     """
+    index = torch.cuda.current_device() if device.index is None else device.index
     return sum(
         segment["total_size"] - segment["allocated_size"]
         for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        if segment["segment_pool_id"] != (0, 0)
-        and segment["device"] == (device.index or torch.cuda.current_device())
+        if segment["segment_pool_id"] != (0, 0) and segment["device"] == index
     )
 
 

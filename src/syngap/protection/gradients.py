@@ -1,0 +1,60 @@
+"""Gradients that are known before a backward pass, and what a graph of autograd is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
+
+from syngap.optim.tensors import alike
+
+__all__ = ["leaves_of", "nodes_of", "times", "with_gradient"]
+
+
+def with_gradient(loss: Tensor, gradients: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
+    """Return a loss whose gradients by some parameters are known."""
+    found: Tensor = _KnownGradient.apply(loss, tuple(gradients), *params)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _KnownGradient(torch.autograd.Function):
+    """A loss whose gradient is known."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *params: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *times(ctx.saved_tensors, grad)
+
+
+def times(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Return gradients times a number."""
+    found: dict[Tensor, Tensor] = {}
+    for some in alike(gradients):
+        found |= zip(some, torch._foreach_mul(some, factor.to(some[0])), strict=True)
+    return [found[each] for each in gradients]
+
+
+def nodes_of(found: Tensor) -> set[Node]:
+    """Return all nodes of the graph of a tensor."""
+    assert found.grad_fn is not None
+    nodes, left = {found.grad_fn}, [found.grad_fn]
+    while left:
+        for node, _ in left.pop().next_functions:
+            if node is not None and node not in nodes:
+                nodes.add(node)
+                left.append(node)
+    return nodes
+
+
+def leaves_of(nodes: Iterable[Node]) -> list[Tensor]:
+    """Return the tensors that the gradients of a graph end in."""
+    return [node.variable for node in nodes if hasattr(node, "variable")]
