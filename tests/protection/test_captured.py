@@ -5,6 +5,7 @@ On a CPU nothing is recorded, and the same pass runs as it is; with a GPU it is 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -457,6 +458,21 @@ def test_a_loss_is_there_at_once_where_training_changes_what_the_teacher_reads()
         loss = protection.loss()
         assert not isinstance(loss, Pending) or step == 0
         (loss + model(TOKENS.float().cuda()).sum()).backward()
+
+
+@pytest.mark.parametrize(("every", "count"), [(None, 1), (1, 0)])
+def test_a_default_that_takes_long_is_named_once(
+    every: int | None, count: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher, "byte_limit", lambda model: 0)  # answers are calculated again
+    protection = syngap.protect(build(device), TOKENS, gate=False, every=every)
+    if every is None:
+        protection._every = 1  # as on a GPU
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            protection.loss()
+    assert ["every=2" in str(each.message) for each in found] == [True] * count
 
 
 def test_inputs_of_several_lengths_run_as_they_are(device: str, replays: list[int]) -> None:

@@ -17,6 +17,7 @@ from syngap.optim.distributed import Group, find_group
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, basis_dtype
+from syngap.optim.notices import Notices
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
@@ -41,6 +42,11 @@ CONSOLIDATION_ALONE = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
 ANCHORS = 16
+_PLAIN = (
+    "protection.loss() takes a whole pass at each step, as it could not be recorded as a CUDA "
+    "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
+    "and known inputs of one shape without a mask. protect(..., every=2) takes half of the time"
+)
 EVERY = 2  # on a CPU, where former answers are not stored whole
 
 
@@ -208,6 +214,7 @@ class Protection:
         self._teacher = Teacher(model, self._start, taught, predict)
         is_cheap = self._teacher.stores or self._device.type == "cuda"
         self._every = every or (1 if is_cheap else EVERY)
+        self._notices, self._warns = Notices(), every is None and not self._teacher.stores
 
     # Training.
 
@@ -265,7 +272,10 @@ class Protection:
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
         place = self._place(number // self._every)
-        return self._teacher.loss(place, self._strength * self._every)
+        found = self._teacher.loss(place, self._strength * self._every)
+        if self._warns and self._every == 1 and self._teacher.runs_plainly:
+            self._notices.warn("plain", _PLAIN)
+        return found
 
     @property
     def calls(self) -> int:

@@ -7,7 +7,7 @@ calculated again from the start's weights. To store a few likely tokens of each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,11 @@ class Teacher:
         """Whether former answers are stored whole."""
         return self._stored is not None
 
+    @property
+    def runs_plainly(self) -> bool:
+        """Whether its pass was tried, and could not be recorded."""
+        return self._captured is None and not self._may_capture
+
     def loss(self, place: int, strength: float) -> Tensor:
         """Return strength · KL(before ‖ now) on one batch.
 
@@ -124,7 +129,7 @@ class Teacher:
         that of the new batch; on a GPU by a CUDA graph, from the second call on.
         """
         learned = [param for param in self._model.parameters() if param.requires_grad]
-        if torch.is_grad_enabled() and self._is_captured(learned):
+        if torch.is_grad_enabled() and self._is_captured():
             return self._replay(place, strength)
         before = self.before(place)
         with in_eval_mode(self._model):
@@ -134,25 +139,29 @@ class Teacher:
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
         pairs = [pair for pair in zip(learned, gradients, strict=True) if pair[1] is not None]
         params, known = zip(*pairs, strict=True)
-        is_dense = all(each.layout is torch.strided for each in known)
-        if self._may_capture and is_dense and not self.may_grow and self._rows(place) is not None:
+        if self._may_capture:
             self._may_capture = False
-            rows = [self._rows(each) for each in range(len(self.batches))]
+            self._capture(known, params)
+        return with_gradient(found.detach(), known, params)
+
+    def _capture(self, gradients: Sequence[Tensor], params: Sequence[nn.Parameter]) -> None:
+        """Record the pass that has just run, and gave these gradients, where that is possible."""
+        rows = [self._rows(place) for place in range(len(self.batches))]
+        is_dense = all(each.layout is torch.strided for each in gradients)
+        if is_dense and not self.may_grow:
+            self._captured_in = self._precision()
             self._captured = capture(
                 self._model, self._predict, self.batches, rows, self._answer, params
             )
-            self._captured_in = _precision(found.device, learned)
-        return with_gradient(found.detach(), known, params)
 
-    def _is_captured(self, learned: list[nn.Parameter]) -> bool:
+    def _is_captured(self) -> bool:
         """Return whether there is a recorded pass that does what the model would do now."""
         if self._captured is None:
             return False
         if self.may_grow or not self._captured.fits(self._model):
             self._captured = None  # for good: to record takes as long as some steps
             return False
-        device = learned[0].device
-        return self._captured.is_free and self._captured_in == _precision(device, learned)
+        return self._captured.is_free and self._captured_in == self._precision()
 
     def _replay(self, place: int, strength: float) -> Tensor:
         batch, rows = self.batches[place], self._rows(place)
@@ -182,13 +191,22 @@ class Teacher:
         if any(param._backward_hooks for param in learned):
             return False
         nodes, own = nodes_of(found), set(learned)
-        precision = _precision(found.device, learned)
+        precision = self._precision()
         if precision not in self._has_float16:
             kinds = {each.dtype for node in nodes for each in node._input_metadata}
             self._has_float16[precision] = torch.float16 in kinds
         names = {node.name() for node in nodes}
         is_plain = not any(name.startswith("CheckpointFunction") for name in names)
         return is_plain and not self._has_float16[precision] and own.issuperset(leaves_of(nodes))
+
+    def _precision(self) -> tuple[object, ...]:
+        params = list(self._model.parameters())
+        device = params[0].device.type
+        return (
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+            frozenset(param.dtype for param in params),
+        )
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
@@ -235,11 +253,3 @@ def _near(batches: list[Any], model: nn.Module) -> list[Any]:
     size = sum(each.nbytes for batch in batches for each in anchors.tensors_of(batch))
     device = next(model.parameters()).device
     return batches if size > SMALL else [anchors.moved(batch, device) for batch in batches]
-
-
-def _precision(device: torch.device, params: list[nn.Parameter]) -> tuple[object, ...]:
-    return (
-        torch.is_autocast_enabled(device.type),
-        torch.get_autocast_dtype(device.type),
-        frozenset(param.dtype for param in params),
-    )
