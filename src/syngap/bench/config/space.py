@@ -6,7 +6,7 @@
     momentum: {choose: [0.0, 0.9]}      one of these
 
 Where the option is a whole number, so are all values between the two. With `or: 0.0` beside it a
-third of the draws is that value: it turns an option off.
+third of the draws is that value, which switches an option off.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ __all__ = [
 _SEARCH = "search"
 _SEARCH_COLUMNS = ("method", "tried", "chosen", "validation ACC ↑", "trials", "diverged")
 _TRIAL_COLUMNS = ("method", "trial", "values", "validation ACC ↑", "by seed")
-_GIVEN = ("default", "row")  # sources of trials that are not drawn
+_NOT_DRAWN = ("default", "row")  # sources of trials
 
 
 def holds_experiments(folder: Path) -> bool:
@@ -302,7 +302,7 @@ def _search_row(
         used=row is not None and all(row.options.get(o) == v for o, v in values.items()),
         initial=bool(values)
         and (
-            (chosen or {}).get("source") in _GIVEN
+            (chosen or {}).get("source") in _NOT_DRAWN
             or all(spaces[o].get("start") == v for o, v in values.items())
         ),
         widened=widened,
