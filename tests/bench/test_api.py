@@ -47,7 +47,6 @@ def test_a_second_call_goes_on_with_what_is_there(capsys: pytest.CaptureFixture[
 
 
 def test_a_search_chooses_values(here: Path) -> None:
-    pytest.importorskip("optuna")
     tuned = bench.tune({**tiny(), "search": SEARCH}, methods=["sgd"], trials=1, progress=False)
     assert tuned.experiment.is_file()
     assert isinstance(tuned.table(), Table)

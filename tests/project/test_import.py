@@ -46,11 +46,6 @@ def test_a_report_imports_no_training(imported: dict[str, Any]) -> None:
     assert imported["for a report"] == []
 
 
-def test_the_command_does_not_import_optuna(imported: dict[str, Any]) -> None:
-    assert "typer" in imported["for the command"]
-    assert "optuna" not in imported["for the command"]
-
-
 def test_help_answers_without_torch() -> None:
     command = "from syngap.bench.cli import main; main(['--help'])"
     probe = f"import sys; {command}; print('torch' in sys.modules)"

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 WORDS = st.sampled_from(
     [
         *("name", "stream", "model", "training", "methods", "seeds", "method", "digits", "mlp"),
-        *("search", "trials", "spaces", "log", "uniform", "choose", "start"),
+        *(
+            "search",
+            "trials",
+            "added",
+            "rounds",
+            "spaces",
+            "log",
+            "uniform",
+            "decay",
+            "choose",
+            "or",
+        ),
         *("er", "sgd", "syngap", "lr", "buffer", "batch", "hidden", "device", "first", "tiny"),
     ]
 )

@@ -96,7 +96,7 @@ from syngap.bench.streams import download  # noqa: E402
 
 NPZ = "stream={name: npz, path: data.npz, tasks: 2, batch: 50}"
 SEARCH = (
-    "search={trials: 1, seeds: [100], stream: {validation: 0.2}, "
+    "search={trials: 1, added: [], rounds: [], seeds: [100], stream: {validation: 0.2}, "
     "spaces: {er: {lr: {log: [0.1, 1.0]}}}}"
 )
 RUN = ("run", "tiny.yaml", "--methods", "er", "--out", "out")

@@ -35,11 +35,13 @@ TINY: dict[str, Any] = {
 
 SEARCH: dict[str, Any] = {
     "trials": 3,
-    "seeds": [100],
+    "added": [1],
+    "rounds": [[2, 2]],
+    "seeds": [100, 7],
     "stream": {"validation": 0.2},
     "spaces": {
         "sgd": {"lr": {"log": [0.01, 1.0]}},
-        "er": {"lr": {"log": [0.01, 1]}, "buffer": {"uniform": [10, 40]}},
+        "er": {"lr": {"log": [0.01, 1]}, "replay": {"uniform": [5, 20]}},
     },
 }
 

@@ -37,7 +37,6 @@ _REQUIREMENTS = (
     "annotated-types",
 )
 _EXTRAS = {
-    "tune": ("optuna", "to choose hyper-parameters: syngap tune"),
     "ray": ("ray", "to run on many machines: syngap run --engine ray"),
     "tensorboard": ("tensorboard", "to log there: syngap run --log tensorboard"),
     "mlflow": ("mlflow", "to log there: syngap run --log mlflow"),

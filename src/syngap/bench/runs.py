@@ -102,6 +102,25 @@ class Runs:
             else headline(self.rows)
         )
 
+    def below_untuned(self, against: str | PathLike[str] | None = None) -> str:
+        """Return which tuned rows end below untuned ones by more than chance, "" for none.
+
+        Args:
+            against: a folder of untuned runs; None looks for untuned rows beside the tuned ones,
+                where the folder has the record of a search.
+        """
+        from syngap.bench.reporting.headline import below_untuned
+        from syngap.bench.reporting.results import read_search
+
+        if self.is_finetuning or not self.runs:
+            return ""
+        search = read_search(self.folder, self.rows)
+        if against is None:
+            return search.warning if search else ""
+        searched = {row.name: list[str]() for row in self.rows}
+        searched |= {row.name: list(row.spaces) for row in search.rows} if search else {}
+        return below_untuned(self.rows, searched, Runs(Path(against)).rows)
+
     def report(
         self, page: str | PathLike[str] | None = None, *, within: Path | None = None
     ) -> Path:

@@ -36,7 +36,7 @@ from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.store.environment import memory_limit
 from syngap.bench.store.folder_reader import read_runs
-from syngap.bench.tuning.trials import is_divergence
+from syngap.bench.tuning.study import is_divergence
 
 SECONDS = 20.0  # for one value; all that is legitimate here takes a tenth of one
 
@@ -62,10 +62,12 @@ BASE: dict[str, Any] = {
 }
 SEARCH: dict[str, Any] = {
     "trials": 2,
-    "seeds": [7],
+    "added": [1],
+    "rounds": [[0.5, 2]],
+    "seeds": [7, 8],
     "stream": {"validation": 0.5},
     "spaces": {
-        "er": {"lr": {"log": [0.01, 1.0], "start": 0.1}, "replay": {"choose": [1, 2], "start": 1}}
+        "er": {"lr": {"log": [0.01, 1.0]}, "average": {"decay": [0.9, 0.99], "or": 0.0}},
     },
 }
 REQUIRED = {"npz": {"path": "data.npz", "tasks": 2}, "folder": {"path": "images", "tasks": 2}}

@@ -180,7 +180,7 @@ def test_a_search_is_told_by_row(tmp_path: Path) -> None:
     said = lines[-1]
     assert said.startswith("3 trials of every row with seed 100, by Optuna TPE; on the table's ")
     assert "first 4" in said
-    assert "Of Adam it is the first, at values given to the search." in said
+    assert "Of Adam it has values that the search began with." in said
     assert said.endswith("Every trial is in `" + tmp_path.name + "/a/search/trials.csv`.")
     assert "does not have" not in said
 
@@ -507,6 +507,8 @@ def test_what_was_chosen_is_the_best_of_the_trials_and_is_in_the_table(known: Re
             trials = list(csv.DictReader(file))
         for row, chosen in read_yaml(folder / "search.yaml")["chosen"].items():
             own = [trial for trial in trials if trial["row"] == row]
+            most = max(len(trial["seeds"].split()) for trial in own)  # of the last round
+            own = [trial for trial in own if len(trial["seeds"].split()) == most]
             best = max(own, key=lambda trial: float(trial["ACC"]))
             assert float(best["ACC"]) == chosen["ACC"], (name, row)
             for option, value in chosen["values"].items():

@@ -156,13 +156,15 @@ def test_differences_have_the_interval_that_the_headline_goes_by(opened, demo):
 
 
 def test_search_is_told_by_row(opened):
-    assert texts(opened, "#search thead th")[-2:] == ["trials", "diverged"]
-    assert texts(opened, "#search tbody th") == ["ER", "SynGAP"]
-    assert texts(opened, "#search tbody tr:first-child td:nth-child(2) span") == [
+    rows = "#search > .scroll"
+    assert texts(opened, f"{rows} thead th")[-2:] == ["trials", "diverged"]
+    assert texts(opened, f"{rows} tbody th") == ["ER", "SynGAP"]
+    assert texts(opened, f"{rows} tbody tr:first-child td:nth-child(2) span") == [
         "lr 0.01 to 1 (log)",
         "momentum 0 or 0.9",
     ]
-    assert texts(opened, "#search tbody tr:last-child td")[1:] == ["lr 0.5", "50.00", "3", "1"]
+    assert texts(opened, f"{rows} tbody tr:last-child td")[1:] == ["lr 0.5", "50.00", "3", "1"]
+    assert text(opened, "#search summary") == "All 6 trials"
     assert "The table does not have what was chosen for SynGAP." in text(opened, "#search .note")
 
 

@@ -10,7 +10,8 @@ from datetime import datetime, timezone
 
 import pytest
 from rich.console import Console
-from runfolders import DEMO, Made, write_experiment, write_run
+from runfolders import DEMO, Made, write_experiment, write_run, write_search
+from tiny import called
 
 from syngap.bench.errors import UserError
 from syngap.bench.reporting.figures import accuracy_figure
@@ -219,6 +220,52 @@ def test_names_are_text_in_tables(tmp_path):
 
 
 # Headline
+
+
+def ends(folder, rows_at, seeds=(0, 1, 2, 3)):
+    """Write rows of ER and of other methods: row → (method, options, mean ACC)."""
+    made = {row: Made(method, options=options) for row, (method, options, _) in rows_at.items()}
+    write_experiment(folder, made, ())
+    for row, (_, _, mean) in rows_at.items():
+        for seed in seeds:
+            end = mean + 5 * seed + 0.1 * len(row) * seed  # seeds differ far more than pairs do
+            write_run(folder, row, made[row], seed, R=[[90, 0], [end, end]], every=50)
+    return folder
+
+
+def test_a_tuned_row_below_an_untuned_one_is_said_in_one_line(tmp_path, capsys):
+    """By the paired interval over common seeds: seeds differ more than the two rows."""
+    tuned = {"er": ("er", {"lr": 0.03}, 40), "derpp": ("derpp", {"lr": 0.03}, 50)}
+    default = {"er_default": ("er", {}, 43), "derpp_default": ("derpp", {}, 45)}
+    made = tuned | default
+    folder = ends(tmp_path / "a", made)
+    assert "Tuned rows" not in "".join(called(capsys, "report", folder)[1:]), "no search: not tuned"
+    write_search(folder, {"er": {"lr": 0.03}, "derpp": {"lr": 0.03}})
+    _, _, said = called(capsys, "report", folder)
+    (line,) = [line for line in said.splitlines() if line.startswith("Tuned rows end below")]
+    assert "points, 95 %) below ER (lr 0.1" in line
+    assert "DER++" not in line, "which ends above"
+    assert line in (folder / "index.html").read_text(encoding="utf-8")
+    plan = {"stream": "digits", "model": "mlp", "methods": {row: {"method": "er"} for row in made}}
+    (folder / "experiment.yaml").write_text(json.dumps(plan))
+    assert line in called(capsys, "keep", folder, tmp_path / "kept")[2].splitlines()
+    level = ends(tmp_path / "b", {**tuned, "er_default": ("er", {}, 39.5)})
+    write_search(level, {"er": {"lr": 0.03}})
+    assert "Tuned rows" not in "".join(called(capsys, "report", level)[1:])
+    few = ends(tmp_path / "c", tuned | default, seeds=(0, 1))
+    write_search(few, {"er": {"lr": 0.03}})
+    assert "Tuned rows" not in "".join(called(capsys, "report", few)[1:]), "too few for an interval"
+
+
+def test_untuned_rows_may_be_in_another_folder(tmp_path, capsys):
+    tuned = ends(tmp_path / "a", {"er": ("er", {"lr": 0.03}, 40), "sgd": ("sgd", {"lr": 1.0}, 30)})
+    untuned = ends(tmp_path / "b", {"er": ("er", {"lr": 0.3}, 45), "sgd": ("sgd", {}, 20)})
+    _, _, said = called(capsys, "report", tuned, "--against", untuned)
+    assert said.startswith("Tuned rows end below untuned ones by more than chance: ER (−5.0 ± ")
+    assert "SGD" not in said
+    assert called(capsys, "report", untuned, "--against", untuned)[2] == ""
+    code, _, said = called(capsys, "report", tmp_path, "--against", untuned)
+    assert (code, "--against: " in said, len(said.splitlines())) == (2, True, 1)
 
 
 def test_headline_when_it_wins(tmp_path):

@@ -76,11 +76,13 @@ def _experiments() -> dict[str, Any]:
     tiny = {**TINY, "methods": dict.fromkeys(("sgd", "er", "syngap", "ewcpp", "joint"))}
     search = {
         "trials": 2,
-        "seeds": [100],
+        "added": [1],
+        "rounds": [[0.5, 2]],
+        "seeds": [100, 101],
         "stream": {"validation": 0.1},
         "spaces": {
-            "sgd": {"lr": {"log": [0.01, 1.0], "start": 0.1}},
-            "er": {"buffer": {"choose": [1, 9]}},
+            "sgd": {"lr": {"log": [0.01, 1.0]}},
+            "er": {"buffer": {"choose": [1, 9]}, "average": {"decay": [0.9, 0.99], "or": 0.0}},
         },
     }
     arrays = {"name": "npz", "path": "data.npz", "tasks": 2, "batch": 10}

@@ -91,6 +91,10 @@ Out = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="read data sets from this folder")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="first delete earlier runs in the folder")]
+Against = Annotated[
+    Path | None,
+    typer.Option("--against", help="folder of untuned runs; say which tuned rows end below them"),
+]
 Results = Annotated[Path, typer.Option("--results", help="folder with recorded results")]
 Set = Annotated[
     list[str] | None,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syngap.bench.cli.arguments import Results
+from syngap.bench.cli.arguments import Against, Results
 from syngap.bench.errors import UserError
+
+if TYPE_CHECKING:
+    from syngap.bench.runs import Runs
 
 __all__ = ["fill", "keep", "print_report", "report"]
 
@@ -31,13 +34,16 @@ def report(
         Path | None,
         typer.Option("--figures", help="also draw all figures into this folder (SVG and PDF)"),
     ] = None,
+    against: Against = None,
 ) -> None:
     """Print the table and write the page again."""
     from syngap.bench.reporting.results import Results, holds_experiments
 
     if not holds_experiments(runs):
-        print_report(runs, markdown=markdown, figure=figure, figures=figures)
+        print_report(runs, markdown=markdown, figure=figure, figures=figures, against=against)
         return
+    if against:
+        raise UserError(f"--against: {runs} holds several experiments; name the folder of one")
     if figure:
         raise UserError(f"--figure: {runs} holds several experiments; name the folder of one")
     for name in Results(runs).names():
@@ -91,11 +97,13 @@ def keep(
     replace: Annotated[
         bool, typer.Option("--replace", help="replace recorded files that differ")
     ] = False,
+    against: Against = None,
 ) -> None:
     """Record runs as results.
 
     The runs are copied without checkpoints and without the paths of this machine.
     """
+    from syngap.bench.runs import Runs
     from syngap.bench.store.folder_reader import read_runs
     from syngap.bench.store.keep import keep as keep_runs
     from syngap.bench.store.keep import keep_search, search_of
@@ -110,6 +118,7 @@ def keep(
     for name in kept.left_out:
         typer.echo(f"{name} has not ended and is left out", err=True)
     typer.echo(f"{len(kept.runs)} runs are in {place}; files written: {kept.written}")
+    _warn_untuned(Runs(place), against)
 
 
 def print_report(
@@ -120,6 +129,7 @@ def print_report(
     figure: Path | None = None,
     figures: Path | None = None,
     figures_within: Path | None = None,
+    against: Path | None = None,
 ) -> None:
     """Print the table and write the page, into folders that lie in those that the user named."""
     from rich.console import Console
@@ -140,6 +150,7 @@ def print_report(
         console = Console()
         console.print(runs.table(console.width))
         console.print(f"{runs.headline()}\n", highlight=False, markup=False)
+    _warn_untuned(runs, against)
     typer.echo(f"The page is {runs.report(within=named)}", err=markdown)
     if figure:
         check_inside(figure, named if figure.is_relative_to(named) else figure.parent)
@@ -159,6 +170,12 @@ def print_report(
         typer.echo(f"The figures are in {figures}: {names}", err=markdown)
         for reason in reasons:
             typer.echo(f"Not drawn: {reason}", err=markdown)
+
+
+def _warn_untuned(runs: Runs, against: Path | None) -> None:
+    """Say in a line where a tuned row ends below an untuned one."""
+    if warning := runs.below_untuned(against):
+        typer.echo(warning, err=True)
 
 
 def _holds_trials(folder: Path) -> bool:

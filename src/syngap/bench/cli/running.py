@@ -128,7 +128,7 @@ def tune(
         typer.Option(
             "--trials",
             callback=checked(Count),
-            help="how many trials each row has; default: as in the experiment",
+            help="how many values to draw for each row; default: as in the experiment, or 16",
         ),
     ] = None,
     workers: Workers = "auto",
@@ -148,7 +148,8 @@ def tune(
 ) -> None:
     """Search hyper-parameters.
 
-    The section `search` of the experiment says what is tried. Test samples are not used.
+    The section `search` of the experiment says what is tried. Every row has the same number of
+    runs, each as long as those of the table. Test samples are not used.
     """
     from rich.console import Console
 
@@ -174,7 +175,7 @@ def tune(
     for note in tuned.notes():
         typer.echo(note)
     typer.echo(f"The experiment with what was chosen is {tuned.experiment}")
-    if tuned.tuning.stopped:
+    if any(row.stopped for row in tuned.tuning.rows.values()):
         raise typer.Exit(1)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from syngap.bench.config.experiment import complete_method
 from syngap.bench.reporting.rows import Row
 from syngap.bench.reporting.statistics import (
     Spread,
@@ -16,7 +17,16 @@ from syngap.bench.reporting.statistics import (
     verdict,
 )
 
-__all__ = ["Comparison", "best_row", "compare", "headline", "rivals", "strongest", "subject"]
+__all__ = [
+    "Comparison",
+    "below_untuned",
+    "best_row",
+    "compare",
+    "headline",
+    "rivals",
+    "strongest",
+    "subject",
+]
 
 _SUBJECT = "syngap"
 _RIVALS = ("er", "sgd")
@@ -113,6 +123,41 @@ def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
         findings, few = [f"Too few seeds for a verdict: {_join(ends)}."], []
     rest = [_cost(found), _settings(ours, theirs), *few, _all_diverged(rows)]
     return " ".join(filter(None, [*findings, *rest]))
+
+
+def below_untuned(
+    rows: Sequence[Row], searched: Mapping[str, Collection[str]], others: Sequence[Row] = ()
+) -> str:
+    """Return which tuned rows end below an untuned one by more than chance, "" for none.
+
+    A search has failed there. The difference is paired over the seeds that both have. An untuned
+    row is one of the same method with its defaults in the place of what was searched, all else
+    alike, or one of `others` with the same name.
+
+    Args:
+        rows: of the tuned table.
+        searched: tuned row → the options that were searched.
+        others: rows of an untuned table.
+    """
+    found = []
+    for row in rows:
+        if row.name not in searched:
+            continue
+        defaults = complete_method({"name": row.method})
+        changes = {name: defaults.get(name) for name in searched[row.name]}
+        untuned = complete_method({**row.options, **changes})
+        alike = [other for other in (*rows, *others) if complete_method(other.options) == untuned]
+        named = [other for other in others if other.name == row.name and other not in alike]
+        for other in (*alike, *named):
+            difference = paired_difference(row.values["ACC"], other.values["ACC"])
+            if difference and verdict(difference) == -1:
+                interval = Spread(difference.mean, half_width(difference))
+                points = f"{format_number(interval, sign='+')} points, 95 %"
+                of = f" of {other.experiment}" if other in others else ""
+                found.append(f"{_in_list(row.label, points)} below {_in_list(other.label)}{of}")
+    return (
+        f"Tuned rows end below untuned ones by more than chance: {_join(found)}." if found else ""
+    )
 
 
 _NONE = "No run has finished yet."

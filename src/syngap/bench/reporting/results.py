@@ -2,7 +2,7 @@
 
 DIR/NAME/experiment.yaml     an experiment; its runs are packed beside it
 DIR/NAME/search/             what `syngap tune` wrote, where the experiment's values were searched
-    search.yaml              spaces, sampler, chosen values
+    search.yaml              spaces, sampler, what was widened, chosen values
     trials.csv               every trial, a line each
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from syngap.bench.config.reading import reading, text_in
 from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError, nearest
-from syngap.bench.reporting.headline import best_row
+from syngap.bench.reporting.headline import below_untuned, best_row
 from syngap.bench.reporting.rows import Row, rows
 from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
 from syngap.bench.store.layout import experiment_folders, holds_experiment
@@ -35,6 +35,8 @@ __all__ = [
 
 _SEARCH = "search"
 _SEARCH_COLUMNS = ("method", "tried", "chosen", "validation ACC ↑", "trials", "diverged")
+_TRIAL_COLUMNS = ("method", "trial", "values", "validation ACC ↑", "by seed")
+_NOT_DRAWN = ("default", "row")  # sources of trials
 
 
 def holds_experiments(folder: Path) -> bool:
@@ -120,6 +122,7 @@ class SearchRow:
     """What a search tried and chose for one row.
 
     Args:
+        name: the row's.
         label: the row's, as a reader sees it.
         spaces: option → values that the search could try.
         chosen: option → its value; nothing before all trials have ended.
@@ -127,9 +130,13 @@ class SearchRow:
         trials: how many there were.
         diverged: how many of them.
         used: whether the row of the table has the chosen values.
-        initial: whether the chosen trial was the first, with the values that the search started at.
+        initial: whether the chosen trial has values that the search began with.
+        widened: options whose space was widened.
+        seconds: of training, all its runs together; None where they were not recorded.
+        trial_cells: the texts of each trial's line.
     """
 
+    name: str
     label: str
     spaces: Mapping[str, Space]
     chosen: Mapping[str, Any]
@@ -138,11 +145,17 @@ class SearchRow:
     diverged: int
     used: bool
     initial: bool
+    widened: Sequence[str] = ()
+    seconds: float | None = None
+    trial_cells: Sequence[list[str]] = ()
 
     @property
     def cells(self) -> list[str]:
         """The texts of its line in the table."""
-        tried = [f"{option} {_range(space)}" for option, space in self.spaces.items()]
+        tried = [
+            f"{option} {space.text}{', widened' if option in self.widened else ''}"
+            for option, space in self.spaces.items()
+        ]
         chosen = [
             f"{option} {_value(value)}{_edge(self.spaces.get(option), value)}"
             for option, value in self.chosen.items()
@@ -163,12 +176,16 @@ class Search:
         seeds: of the runs of a trial.
         stream: options of its stream that differ from the table's.
         sampler: the algorithm that suggested values.
+        rounds: how many trials a row had with how many seeds; of earlier searches, all with all.
+        warning: which rows end below untuned ones; "" for none.
     """
 
     rows: list[SearchRow]
     seeds: list[int]
     stream: Mapping[str, Any]
     sampler: str
+    rounds: Sequence[Sequence[int]] = ()
+    warning: str = ""
 
     @property
     def caption(self) -> str:
@@ -177,18 +194,26 @@ class Search:
         every = f"{counts.pop()} trials of every row" if len(counts) == 1 else "Trials as counted"
         stream = ", ".join(f"{option} {_value(value)}" for option, value in self.stream.items())
         seeds = ", ".join(map(str, self.seeds))
+        halved = [f", the best {number} with {count} seeds" for number, count in self.rounds[1:]]
         sentences = [
-            f"{every} with seed {seeds}, by {self.sampler}; on the table's stream with {stream}, "
-            "so that this ACC is not the table's.",
+            f"{every} with seed {seeds if not halved else self.seeds[0]}{''.join(halved)}, by "
+            f"{self.sampler}; on the table's stream with {stream}, so that this ACC is not the "
+            "table's.",
             "The trial with the highest was chosen; one that diverged counts as 0.",
         ]
+        if times := [row.seconds for row in self.rows if row.seconds is not None]:
+            sentences.append(f"Training took {min(times):.0f} to {max(times):.0f} s a row.")
+        if any(row.widened for row in self.rows):
+            sentences.append("Spaces were widened where the best stood at an edge.")
         if any("edge" in row.cells[2] for row in self.rows):
             sentences.append("At an edge of what was tried, better values may lie beyond.")
         if initial := [row.label for row in self.rows if row.initial]:
             names = " and ".join(initial)
-            sentences.append(f"Of {names} it is the first, at values given to the search.")
+            sentences.append(f"Of {names} it has values that the search began with.")
         if others := [row.label for row in self.rows if row.chosen and not row.used]:
             sentences.append(f"The table does not have what was chosen for {', '.join(others)}.")
+        if self.warning:
+            sentences.append(self.warning)
         return " ".join(sentences)
 
 
@@ -206,15 +231,28 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
     by_name = {row.name: row for row in rows}
     chosen = found.get("chosen", {})
     with reading(path):
+        widened = dict(found.get("widened", {}))
         search = Search(
             rows=[
-                _search_row(name, spaces, chosen.get(name), trials, by_name.get(name))
+                _search_row(
+                    name,
+                    {**spaces, **{one["option"]: one["space"] for one in widened.get(name, ())}},
+                    chosen.get(name),
+                    trials,
+                    by_name.get(name),
+                    [one["option"] for one in widened.get(name, ())],
+                )
                 for name, spaces in found["spaces"].items()
             ],
             seeds=list(found["seeds"]),
             stream=dict(found["stream"]),
             sampler=str(found["sampler"]["name"]),
+            rounds=[
+                (int(n), int(seeds)) for n, seeds in found.get("every_row", {}).get("rounds", ())
+            ],
         )
+        searched = {row.name: row.spaces for row in search.rows if row.used}
+        search = replace(search, warning=below_untuned(rows, searched))
         search_data(search)  # so that a value that cannot be written is an error of this file
         return search
 
@@ -225,6 +263,8 @@ def search_data(search: Search) -> dict[str, Any]:
         "columns": list(_SEARCH_COLUMNS),
         "rows": [row.cells for row in search.rows],
         "says": search.caption,
+        "trial_columns": list(_TRIAL_COLUMNS),
+        "trials": [cells for row in search.rows for cells in row.trial_cells],
     }
 
 
@@ -243,26 +283,53 @@ def _search_row(
     chosen: Mapping[str, Any] | None,
     trials: Sequence[Mapping[str, str]],
     row: Row | None,
+    widened: Sequence[str],
 ) -> SearchRow:
-    states = [trial["state"] for trial in trials if trial["row"] == name]
+    trials = [trial for trial in trials if trial["row"] == name]
+    states = [trial["state"] for trial in trials]
     values = dict(chosen["values"]) if chosen else {}
+    label = row.label if row else name
     if chosen and chosen["trials"] != len(states):
         raise ValueError(f"{name}: {chosen['trials']} trials, trials.csv has {len(states)}")
     return SearchRow(
-        label=row.label if row else name,
+        name=name,
+        label=label,
         spaces={option: _space(space) for option, space in spaces.items()},
         chosen=values,
         accuracy=float(chosen["ACC"]) if chosen else None,
         trials=len(states),
         diverged=states.count("diverged"),
         used=row is not None and all(row.options.get(o) == v for o, v in values.items()),
-        initial=bool(values) and all(spaces[o].get("start") == v for o, v in values.items()),
+        initial=bool(values)
+        and (
+            (chosen or {}).get("source") in _NOT_DRAWN
+            or all(spaces[o].get("start") == v for o, v in values.items())
+        ),
+        widened=widened,
+        seconds=float(chosen["seconds"]) if chosen and "seconds" in chosen else None,
+        trial_cells=[_trial_cells(label, spaces, trial) for trial in trials],
     )
 
 
+def _trial_cells(label: str, spaces: Mapping[str, Any], trial: Mapping[str, str]) -> list[str]:
+    source = trial.get("source")
+    by_seed = [
+        f"{column.removeprefix('ACC ')}: {float(score):.2f}"
+        for column, score in trial.items()
+        if column and column.startswith("ACC ") and score
+    ]
+    return [
+        label,
+        trial["trial"] + (f" ({source})" if source else ""),
+        "; ".join(f"{option} {trial[option]}" for option in spaces if trial.get(option)),
+        "diverged" if trial["state"] == "diverged" else f"{float(trial['ACC']):.2f}",
+        "; ".join(by_seed) or f"seed {trial.get('seeds', '')}",
+    ]
+
+
 def _space(content: Mapping[str, Any]) -> Space:
-    (kind,) = (key for key in content if key != "start")
-    return Space(kind, list(content[kind]), content.get("start"))
+    (kind,) = (key for key in content if key not in ("start", "or"))
+    return Space(kind, list(content[kind]), content.get("or"))
 
 
 def _trials(path: Path) -> list[dict[str, str]]:
@@ -271,19 +338,6 @@ def _trials(path: Path) -> list[dict[str, str]]:
             return list(csv.DictReader(io.StringIO(text_in(path), newline="")))
         except csv.Error as error:
             raise ValueError(error) from error
-
-
-def _range(space: Space) -> str:
-    """Return the values that the search could try.
-
-    Examples:
-        >>> _range(Space("log", [0.003, 1.0])), _range(Space("choose", [0.0, 0.9]))
-        ('0.003 to 1 (log)', '0 or 0.9')
-    """
-    values = [_value(value) for value in space.values]
-    if space.kind == "choose":
-        return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
-    return " to ".join(values) + (" (log)" if space.kind == "log" else "")
 
 
 def _edge(space: Space | None, value: Any) -> str:

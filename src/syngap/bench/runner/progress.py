@@ -33,13 +33,14 @@ class Display:
 
     Args:
         console: where to.
-        jobs: the runs to come.
+        jobs: as many runs as are to come, of the rows that they are of.
         steps: how many a row's runs have, for the time left.
     """
 
     def __init__(self, console: Console, jobs: list[AnyJob], steps: Mapping[str, int]) -> None:
         self._console, self._steps = console, steps
-        self._reached = {job.name: 0 for job in jobs}
+        self._reached: dict[str, int] = {}
+        self._count = len(jobs)
         self._total = sum(self._steps_of(job) for job in jobs)
         self._ended, self._started = 0, time.monotonic()
         self.failed: dict[str, str] = {}
@@ -76,7 +77,7 @@ class Display:
         return self._steps[job.config.row]
 
     def _line(self, event: Event) -> str:
-        counted = f"{self._ended:>{len(str(len(self._reached)))}} of {len(self._reached)}"
+        counted = f"{self._ended:>{len(str(self._count))}} of {self._count}"
         left = "" if self._bars else self._left()
         if event.kind == "failed":
             return f"{counted}  {event.job.name:<20} failed: {event.message}{left}"

@@ -1,5 +1,6 @@
 """Hyper-parameters, chosen by a search that never sees a test sample.
 
-- `study`: one study a row, each trial after those it learns from; `trials`: what came of them
-- `chosen`: the best of them, put into the experiment
+- `halving`: which trials there are and which go on, from the scores so far
+- `study`: their runs in a folder, a row beside the other
+- `chosen`: the best of them, recorded and put into the experiment
 """

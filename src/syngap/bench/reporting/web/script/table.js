@@ -179,4 +179,20 @@ function drawSearch() {
     }
     for (const text of numbers) make(line, "td", {}, text);
   }
+  drawTrials(host);
+}
+
+function drawTrials(host) {
+  const details = make(host, "details");
+  make(details, "summary", {}, `All ${data.search.trials.length} trials`);
+  const scroll = { class: "scroll", role: "region", "aria-label": "All trials", tabindex: "0" };
+  const table = make(make(details, "div", scroll), "table", { class: "plain" });
+  const head = make(make(table, "thead"), "tr");
+  for (const name of data.search.trial_columns) make(head, "th", { scope: "col", class: "options" }, name);
+  const body = make(table, "tbody");
+  for (const [label, ...texts] of data.search.trials) {
+    const line = make(body, "tr");
+    make(line, "th", { scope: "row" }, label);
+    for (const text of texts) make(line, "td", { class: "options" }, text);
+  }
 }
