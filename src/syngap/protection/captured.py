@@ -188,12 +188,12 @@ class CapturedPass:
             part = slice(start, min(start + size, len(stored)))
             filled = slice(part.stop - start)
             self._weights[filled.stop :] = 0.0  # rows that are left from before do not count
-            for static, given in zip(
+            for static, fresh in zip(
                 anchors.tensors_of(anchors.part_of(self._batch, filled)),
                 anchors.tensors_of(anchors.part_of(batch, part)),
                 strict=True,
             ):
-                static.copy_(given)
+                static.copy_(fresh)
             self._stored[filled].copy_(stored[part])
             self._weights[filled].copy_(weights[part])
             self._play()
