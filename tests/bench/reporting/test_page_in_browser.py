@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
+from itertools import combinations, pairwise
+from math import dist
 
 import pytest
 from chromium import FOUND, Chromium
 from runfolders import (
     DEMO,
     RATES,
+    Made,
     write_experiment,
     write_made_landscape,
     write_run,
@@ -127,14 +130,37 @@ def test_table_says_what_is_left_out(opened):
     ]
 
 
-def test_differences_are_shown_for_each_rival(opened):
-    names = texts(opened, "#against tbody th span:first-child")
-    assert names == ["ER", "SGD", "DER++"]
-    assert "forgets less" in text(opened, "#against tbody tr:nth-child(2)")
-    er = text(opened, "#against tbody tr:first-child")
-    assert "2 seeds" in er
-    assert er.count("too few seeds") == 2, "in place of both intervals"
+def test_first_screen_has_the_verdict_the_cards_and_the_chart(browser, demo):
+    browser.open(demo, width=1400, height=900)
+    said = text(browser, ".headline")
+    assert said.endswith(".")
+    assert said.count(". ") == 0, "one sentence"
+    for part in (".headline", "#against .cards", "#stream .plot"):
+        box = browser.value(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+        assert box["bottom"] <= 900
+        assert box["width"] > 300
+    beside = "document.querySelector('#against').getBoundingClientRect().right"
+    assert browser.value(f"{beside} < document.querySelector('.plot').getBoundingClientRect().left")
+    browser.open(demo, width=400)
+    below = "document.querySelector('#against').getBoundingClientRect().bottom"
+    assert browser.value(f"{below} < document.querySelector('.plot').getBoundingClientRect().top")
+
+
+def test_cards_have_the_featured_method_and_each_rival(opened):
+    assert text(opened, "#against h2") == "SynGAP"
+    assert texts(opened, ".card h3") == ["Accuracy", "Forgetting", "Training time"]
+    for card in (1, 2, 3):
+        names = texts(opened, f".card:nth-child({card}) .rival")
+        assert names == ["vs ER (2 seeds)", "vs SGD", "vs DER++"]
+    shown = dict(
+        zip(texts(opened, "#stream .key .name"), texts(opened, "#stream .value"), strict=True)
+    )
+    assert texts(opened, ".card .figure")[0] == f"{shown['SynGAP']} %"
+    assert "forgets less" in text(opened, ".card:nth-child(2) li:nth-child(2)")
+    er = text(opened, ".card li:first-child")
+    assert "too few seeds" in er, "in place of the interval"
     assert "±" not in er
+    assert "× as long" in text(opened, ".card:last-child li").replace("×as", "× as")
     assert text(opened, "#scope") == f"5 tasks · {len(DEMO)} rows · 3 seeds"
 
 
@@ -143,16 +169,49 @@ def test_the_best_other_method_is_said_to_be_chosen_where_it_is_a_rival(browser,
     write_page(read_runs(write_experiment(tmp_path, few, every=50)), tmp_path / "few.html", "few")
     for page, said in ((demo, True), (tmp_path / "few.html", False)):
         browser.open(page)
-        note = browser.value("document.querySelector('#against .note').innerText")
+        note = browser.value("document.querySelector('.remarks').innerText")
         assert ("chosen by the ACC that is shown" in note) == said
         assert "more seeds may show one." in note
+        assert note.startswith("SynGAP has a memory; SGD has none. Learning rates differ: ")
 
 
-def test_differences_have_the_interval_that_the_headline_goes_by(opened, demo):
+def test_cards_have_the_interval_that_the_verdict_goes_by(opened, demo):
     found = rows(read_runs(demo.parent / "runs"))
     sgd = compare(subject(found), rivals(found)[1]).accuracy
-    shown = text(opened, "#against tbody tr:nth-child(2) td .decided")
+    shown = text(opened, ".card:first-child li:nth-child(2) .decided")
     assert shown == f"+{sgd.mean:.1f} ± {half_width(sgd):.1f}"
+
+
+def test_without_syngap_the_most_accurate_method_has_the_cards(browser, tmp_path):
+    made = {row: DEMO[row] for row in ("er", "sgd", "derpp")}
+    runs = write_experiment(tmp_path, made, every=50)
+    for record in runs.glob("*/metrics.jsonl"):
+        record.unlink()
+    write_page(read_runs(runs), tmp_path / "page.html", "others")
+    browser.open(tmp_path / "page.html")
+    assert text(browser, "#against h2") == "DER++"
+    assert texts(browser, ".card:first-child .rival") == ["vs ER", "vs SGD"]
+    tops = "[...document.querySelectorAll('.card')].map((e) => e.getBoundingClientRect().top)"
+    assert len(set(browser.value(tops))) == 1, "in a row where there is no chart"
+    assert browser.complaints() == []
+
+
+def test_three_columns_are_shown_and_the_others_on_request(opened):
+    shown = """[...document.querySelectorAll('#results thead th')].filter(
+        (e) => e.offsetWidth).map((e) => e.textContent)"""
+    assert opened.value(shown) == ["method", "ACC ↑", "FM ↓", "seconds ↓"]
+    opened.click("#results thead th:nth-child(3) button")
+    order = texts(opened, "#results tbody:first-of-type th")
+    opened.value("document.querySelector('#results .switch').focus()")
+    opened.press("Enter")
+    assert len(opened.value(shown)) == 10
+    assert "BWT ↑" in opened.value(shown)
+    assert texts(opened, "#results tbody:first-of-type th") == order
+    assert text(opened, "#results .switch") == "fewer columns"
+    opened.click("#results thead th:nth-child(9) button")
+    assert column(opened, 9) == sorted(column(opened, 9), reverse=True)
+    opened.click("#results .switch")
+    assert len(opened.value(shown)) == 4
 
 
 def test_search_is_told_by_row(opened):
@@ -168,11 +227,15 @@ def test_search_is_told_by_row(opened):
     assert "The table does not have what was chosen for SynGAP." in text(opened, "#search .note")
 
 
+WITHOUT = ["SGD", "SGDM", "Adam", "Ballistic", "EWC++", "SynGAP, alone"]
+LINES = "document.querySelectorAll('#stream .plot g.line').length"
+
+
 def test_key_switches_lines(opened):
-    lines = "document.querySelectorAll('#stream .plot g.line').length"
-    assert opened.value(lines) == len(DEMO)
+    drawn = len(DEMO) - len(WITHOUT) + 1
+    assert opened.value(LINES) == drawn
     opened.click("#stream .key li:first-child button")
-    assert opened.value(lines) == len(DEMO) - 1
+    assert opened.value(LINES) == drawn - 1
     assert (
         opened.value(
             "document.querySelector('#stream .key li button').getAttribute('aria-pressed')"
@@ -180,16 +243,152 @@ def test_key_switches_lines(opened):
         == "false"
     )
     opened.click("#stream .key .at button")
-    assert opened.value(lines) == len(DEMO)
+    assert opened.value(LINES) == drawn
     opened.click("#stream .key .at button")
-    assert opened.value(lines) == 0
+    assert opened.value(LINES) == 0
+
+
+def test_methods_without_a_memory_are_one_band_until_asked_for(opened):
+    band = "#stream g.line.band"
+    assert text(opened, f"{band} .name") == "without a memory"
+    assert text(opened, f"{band} .detail").startswith("SGD, ")
+    assert f"without a memory: {'; '.join(WITHOUT)}." in text(opened, "#stream .note")
+    low, high = map(float, text(opened, "#stream .key li.range .value").split("–"))
+    assert not set(WITHOUT) & set(texts(opened, "#stream .key .name"))
+    opened.value("document.querySelector('#stream form:last-child input').focus()")
+    opened.press("ArrowRight")
+    assert opened.value(LINES) == len(DEMO)
+    assert opened.value(f"document.querySelectorAll('{band}').length") == 0
+    ends = dict(
+        zip(texts(opened, "#stream .key .name"), texts(opened, "#stream .value"), strict=True)
+    )
+    means = [float(ends[label].split(" ± ")[0]) for label in WITHOUT]
+    assert (low, high) == (min(means), max(means))
+    opened.press("ArrowLeft")
+    assert opened.value(LINES) == len(DEMO) - len(WITHOUT) + 1
+
+
+def test_methods_are_lines_where_none_has_a_memory(browser, tmp_path):
+    made = {row: DEMO[row] for row in ("sgd", "adam", "ewcpp", "syngap, no replay")}
+    write_page(
+        read_runs(write_experiment(tmp_path, made, every=50)), tmp_path / "page.html", "none"
+    )
+    browser.open(tmp_path / "page.html")
+    assert browser.value(LINES) == 4
+    assert browser.value("document.querySelectorAll('#stream form').length") == 1
+    assert browser.complaints() == []
+
+
+def test_lines_have_their_names_at_their_ends(opened):
+    names = "[...document.querySelectorAll('#stream g.line .name')].map((e) => e.textContent)"
+    assert sorted(opened.value(names)) == sorted(
+        ["DER++", "ER-ACE", "ER", "SynGAP", "Joint", "without a memory"]
+    )
+    boxes = opened.value("""[...document.querySelectorAll('#stream .line text')].map(
+        (e) => { const { x, y, width } = e.getBBox(); return [x, y, width]; })""")
+    boxes.sort(key=lambda box: box[1])
+    for above, below in pairwise(boxes):
+        assert below[1] - above[1] >= 13.9, "they do not overlap"
+    plot = opened.value("document.querySelector('#stream .plot').clientWidth")
+    assert max(x + width for x, _, width in boxes) <= plot
+    assert max(x for x, *_ in boxes) - min(x for x, *_ in boxes) < 2
+
+
+PIXELS = """(colours) => { const c = document.createElement('canvas').getContext('2d');
+    return colours.map((colour) => { c.fillStyle = colour; c.fillRect(0, 0, 1, 1);
+        return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3); }); }"""
+
+
+def linear(pixel):
+    return [v / 3294.6 if v <= 10 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in pixel]
+
+
+def contrast(one, other):
+    weights = (0.2126, 0.7152, 0.0722)
+    light = [sum(map(float.__mul__, weights, linear(pixel))) + 0.05 for pixel in (one, other)]
+    return max(light) / min(light)
+
+
+def oklab(pixel):
+    r, g, b = linear(pixel)
+    long = (0.4122 * r + 0.5363 * g + 0.0514 * b) ** (1 / 3)
+    middle = (0.2119 * r + 0.6807 * g + 0.1074 * b) ** (1 / 3)
+    short = (0.0883 * r + 0.2817 * g + 0.6300 * b) ** (1 / 3)
+    return (
+        0.2105 * long + 0.7936 * middle - 0.0041 * short,
+        1.9780 * long - 2.4286 * middle + 0.4506 * short,
+        0.0259 * long + 0.7828 * middle - 0.8087 * short,
+    )
+
+
+def colours(browser, selector, name):
+    found = f"[...document.querySelectorAll({selector!r})].map((e) => getComputedStyle(e).{name})"
+    return browser.value(f"({PIXELS})({found})")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("rows_drawn", [len(DEMO), 13])
+def test_lines_can_be_told_apart_by_colour(browser, demo, tmp_path, dark, rows_drawn):
+    page = demo
+    if rows_drawn > len(DEMO):  # as many as there are colours, and joint training
+        more = {
+            "extra": Made("er", options={"lr": 0.2}),
+            "extra 2": Made("er", options={"lr": 0.4}),
+        }
+        runs = write_experiment(tmp_path, {**DEMO, **more}, (0,), every=50)
+        page = tmp_path / "page.html"
+        write_page(read_runs(runs), page, "more")
+    browser.open(page, dark=dark)
+    browser.click("#stream form:last-child label:last-of-type input")
+    (paper,) = colours(browser, "body", "backgroundColor")
+    lines = colours(browser, "#stream .plot .curve", "stroke")
+    assert len(lines) == rows_drawn
+    assert min(contrast(line, paper) for line in lines) >= 3
+    pairs = combinations(map(oklab, lines), 2)
+    assert min(dist(*pair) for pair in pairs) > 0.09
+    names = colours(browser, "#stream .plot .name", "fill")
+    assert min(contrast(name, paper) for name in names) >= 4.5
+
+
+def test_large_experiment_draws_few_lines_first(browser, tmp_path):
+    many = {
+        f"er_{place}": Made(
+            "er", 60 + place / 2, options={"lr": 0.1, "buffer": 200, "x": place % 9, "y": place}
+        )
+        for place in range(80)
+    }
+    runs = write_experiment(tmp_path, {**DEMO, **many}, (0,), every=50)
+    write_page(read_runs(runs), tmp_path / "page.html", "many")
+    for width in (400, 1400):
+        browser.open(tmp_path / "page.html", width=width, height=900)
+        assert 6 <= browser.value(LINES) <= 10
+        assert browser.value("document.documentElement.scrollWidth") == width
+        assert {"SynGAP", "DER++", "ER"} <= set(texts(browser, "#stream .plot .name"))
+        assert browser.value("document.querySelector('.lead').offsetHeight") < 1500
+    browser.click("#stream .key .at button")
+    assert browser.value(LINES) == len(many) + len(DEMO) - len(WITHOUT) + 1
+    assert browser.complaints() == []
+
+
+def test_page_does_not_shift_while_values_are_read(browser, demo):
+    browser.open(demo, width=1400)
+    height = "document.documentElement.scrollHeight"
+    before = browser.value(height)
+    for across in (0.1, 0.3, 0.5, 0.9):
+        browser.hover("#stream .plot", across=across)
+        assert browser.value(height) == before
+    browser.hover("#stream .plot .name")
+    assert "hot" in browser.value(
+        "document.querySelector('#stream .plot .name').parentNode.className.baseVal"
+    )
+    assert browser.value(height) == before
 
 
 def test_pointer_and_arrow_keys_read_values(opened):
     value = "#stream .key li.ours .value"
     assert text(opened, "#stream .key .at span") == "at the end"
     last = text(opened, value)
-    opened.hover("#stream .plot", across=0.4)
+    opened.hover("#stream .plot", across=0.3)
     assert re.fullmatch(r"step \d+, task 2", text(opened, "#stream .key .at span"))
     assert text(opened, value) != last
     opened.value("document.querySelector('#stream .plot').focus()")
@@ -203,13 +402,16 @@ def test_pointer_and_arrow_keys_read_values(opened):
 
 
 def test_one_task_can_be_followed(opened):
+    opened.click("#stream form:last-child label:last-of-type input")
     drawn = "document.querySelector('#stream g.line[data-name=\"sgd\"] .curve').getAttribute('d')"
     mean = opened.value(drawn)
     opened.click("#stream .choices label:nth-of-type(2) input")
     assert opened.value(drawn) != mean
     assert "Accuracy on task 1" in text(opened, "#stream .note")
     assert opened.value("document.querySelectorAll('#stream .plot .own').length") == 1
-    ends = dict(zip(texts(opened, "#stream .name"), texts(opened, "#stream .value"), strict=True))
+    ends = dict(
+        zip(texts(opened, "#stream .key .name"), texts(opened, "#stream .value"), strict=True)
+    )
     assert float(ends["SGD"].split(" ± ")[0]) < 5 < 50 < float(ends["SynGAP"].split(" ± ")[0])
 
 
@@ -311,7 +513,7 @@ def test_rates_have_a_curve_that_the_pointer_reads(rich):
     best = texts(rich, "#sweeps .key .value")
     assert re.fullmatch(r"\d+\.\d at 0\.1", best[0])
     assert re.fullmatch(r"\d+\.\d at 0\.3", best[1])
-    rich.hover("#sweeps .plot", across=0.95)
+    rich.hover("#sweeps .plot", across=0.79)
     assert text(rich, "#sweeps .key .at span") == "learning rate 1"
     assert re.match(r"\d+\.\d", text(rich, "#sweeps .key li:first-child .value"))
     assert text(rich, "#sweeps .key li:last-child .value") == "–"  # SynGAP was not run at 1
@@ -369,17 +571,6 @@ def test_papers_numbers_stand_below_ours(rich):
     assert "27.28" not in text(rich, f"{line} td .mean")
     assert "its setting is not this one" in text(rich, "#quoted")
     assert rich.value("document.querySelectorAll('#results .paper').length") == 3 * (1 + 3)
-
-
-def test_differences_sort_by_click(rich):
-    names = "#against tbody th span:first-child"
-    before = texts(rich, names)
-    rich.click("#against thead th:nth-child(2) button")
-    sort = "document.querySelector('#against thead th:nth-child(2)').getAttribute('aria-sort')"
-    assert rich.value(sort) == "descending"
-    assert texts(rich, names) == ["SGD", "ER"] != before
-    rich.press("Enter")
-    assert texts(rich, names) == ["ER", "SGD"]
 
 
 def test_surface_is_painted_from_basin_to_highland(rich):

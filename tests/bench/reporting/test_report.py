@@ -15,7 +15,15 @@ from tiny import called
 
 from syngap.bench.errors import UserError
 from syngap.bench.reporting.figures import accuracy_figure
-from syngap.bench.reporting.headline import compare, headline, rivals, subject
+from syngap.bench.reporting.headline import (
+    compare,
+    conclusion,
+    featured,
+    headline,
+    remarks,
+    rivals,
+    subject,
+)
 from syngap.bench.reporting.page import embed_json, page, page_data, write_page
 from syngap.bench.reporting.rows import MEASURES, omissions, rows
 from syngap.bench.reporting.series import accuracy_curve, boundaries, plasticity_curve
@@ -268,29 +276,87 @@ def test_untuned_rows_may_be_in_another_folder(tmp_path, capsys):
     assert (code, "--against: " in said, len(said.splitlines())) == (2, True, 1)
 
 
-def test_headline_when_it_wins(tmp_path):
-    ends = {
-        "syngap": [(70, 80), (72, 81), (69, 82)],
-        "er": [(60, 80), (61, 80), (60, 81)],
-        "sgd": [(0, 90), (1, 91), (0, 92)],
+WINS = {
+    "syngap": [(70, 80), (72, 81), (69, 82)],
+    "er": [(60, 80), (61, 80), (60, 81)],
+    "sgd": [(0, 90), (1, 91), (0, 92)],
+}
+LOSES = {
+    "derpp": [(88, 80), (87, 80), (88, 80)],
+    "syngap": [(40, 80), (41, 80), (40, 80)],
+    "er": [(60, 80), (60, 80), (60, 80)],
+    "sgd": [(0, 90), (1, 90), (0, 90)],
+}
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (WINS, "SynGAP (75.7 %) is most accurate, significantly ahead of ER (70.3 %)."),
+        (LOSES, "DER++ (83.8 %) is most accurate; SynGAP (60.2 %) is less accurate than ER."),
+        (
+            {**LOSES, "er": [(41, 80), (40, 79), (40, 80)]},
+            "DER++ (83.8 %) is most accurate; SynGAP (60.2 %) and ER do not differ significantly.",
+        ),
+        (
+            {**LOSES, "er": [(20, 80), (20, 79), (20, 80)]},
+            "DER++ (83.8 %) is most accurate; SynGAP (60.2 %) is more accurate than ER.",
+        ),
+        (
+            {"syngap": [(60, 80), (66, 80), (60, 84)], "er": [(62, 84), (62, 80), (62, 81)]},
+            "ER (71.8 %) is most accurate, but SynGAP (71.7 %) does not differ significantly "
+            "from it.",
+        ),
+        (  # before another method, not before another row of its own
+            {**WINS, "syngap 2": [(70, 79), (72, 80), (69, 81)]},
+            "SynGAP (75.7 %) is most accurate, significantly ahead of ER (70.3 %).",
+        ),
+        (
+            {"er": [(60, 80), (61, 80)], "syngap": [(50, 80), (50, 81)]},
+            "ER (70.2 %) is most accurate, before SynGAP (65.2 %); too few seeds for a test.",
+        ),
+        (
+            {row: LOSES[row] for row in ("derpp", "er", "sgd")},
+            "DER++ (83.8 %) is most accurate, significantly ahead of ER (70.0 %).",
+        ),
+        (
+            {"syngap": [(70, 80)] * 3 + [(0, 0)] * 3, "er": [(60, 80), (61, 80), (60, 80)]},
+            "ER (70.2 %) is most accurate, but less accurate than SynGAP (37.5 %) "
+            "on the seeds that both have finished.",
+        ),
+    ],
+)  # fmt: skip
+def test_conclusion_says_who_is_most_accurate_and_where_syngap_stands(tmp_path, ends, said):
+    found = rows(experiment(tmp_path, {**ends, "joint": [(99, 99)] * 3}))
+    assert conclusion(found) == said
+    assert headline(found).startswith(said)
+
+
+def test_conclusion_names_two_options_at_most(tmp_path):
+    options = {"lr": 0.3, "buffer": 100, "momentum": 0.9}
+    made = {
+        "er": Made("er", options={"lr": 0.1, "buffer": 200, "momentum": 0.0}),
+        "er_other": Made("er", keeps=0.9, options=options),
     }
-    found = rows(experiment(tmp_path, ends, seconds={"syngap": 18.0}))
-    said = headline(found, numbers=False)
-    assert said.startswith("SynGAP forgets less than ER and SGD. ")
-    assert "It ends more accurate than ER and SGD." in said
-    assert re.search(r"1\.[789]\u00a0× that of ER and 1\.[789]\u00a0× that of SGD\.$", said)
-    assert headline(found).startswith(  # 4.303 · 1.0 / sqrt(3) = 2.5
+    said = conclusion(rows(read_runs(write_experiment(tmp_path, made, every=50))))
+    assert re.match(r"ER \(lr 0\.3, buffer 100, …; \d\d\.\d %\) is most accurate, ", said)
+
+
+def test_headline_when_it_wins(tmp_path):
+    said = headline(rows(experiment(tmp_path, WINS, seconds={"syngap": 18.0})))
+    assert (  # 4.303 · 1.0 / sqrt(3) = 2.5
         "SynGAP forgets less than ER (−10.0 ± 2.5 points, 95 %) and SGD (−70.0 ± 2.5). "
-    )
+    ) in said
+    assert "It ends more accurate than ER (" in said
+    assert re.search(r"1\.[789]\u00a0× that of ER and 1\.[789]\u00a0× that of SGD\.$", said)
 
 
 def test_headline_says_who_has_no_memory_and_another_rate(tmp_path, demo):
-    said = headline(rows(demo))
-    assert "SynGAP has a memory; SGD has none." in said
     rates = "Learning rates differ: SynGAP 0.3, ER 0.1, SGD 0.1 and DER++ 0.1."
-    assert rates in said
+    assert remarks(rows(demo)) == ["SynGAP has a memory; SGD has none.", rates]
+    assert " ".join(remarks(rows(demo))) in headline(rows(demo))
     one = headline(rows([run for run in demo if run.seed == 0]))
-    assert one.startswith("Too few seeds")
+    assert "; too few seeds for a test. " in one
     assert one.endswith(rates)
     made = {row: Made(row, options={"lr": 0.1}) for row in ("syngap", "er", "sgd")}
     said = headline(rows(read_runs(write_experiment(tmp_path / "alike", made, every=50))))
@@ -305,22 +371,14 @@ def test_headline_says_who_has_no_memory_and_another_rate(tmp_path, demo):
 
 def test_headline_when_it_is_level(tmp_path):
     ends = {"syngap": [(60, 80), (66, 80), (60, 84)], "er": [(62, 80), (62, 80), (62, 81)]}
-    said = headline(rows(experiment(tmp_path, ends)), numbers=False)
-    assert said.startswith(
-        "SynGAP forgets not measurably more or less than ER. "
-        "It ends not measurably above or below ER."
-    )
+    said = headline(rows(experiment(tmp_path, ends)))
+    assert "SynGAP forgets not significantly more or less than ER (" in said
+    assert "It ends not significantly above or below ER (" in said
 
 
 def test_headline_when_it_loses_names_the_winner(tmp_path):
-    ends = {
-        "derpp": [(88, 80), (87, 80), (88, 80)],
-        "syngap": [(40, 80), (41, 80), (40, 80)],
-        "er": [(60, 80), (60, 80), (60, 80)],
-        "sgd": [(0, 90), (1, 90), (0, 90)],
-    }
-    said = headline(rows(experiment(tmp_path, ends)), numbers=False)
-    assert said.startswith("SynGAP forgets less than SGD, and more than ER and DER++.")
+    said = re.sub(r" \([^)]*\)", "", headline(rows(experiment(tmp_path, LOSES))))
+    assert "SynGAP forgets less than SGD, and more than ER and DER++." in said
     assert "It ends more accurate than SGD, and less accurate than ER and DER++." in said
 
 
@@ -328,11 +386,11 @@ def test_headline_when_it_loses_names_the_winner(tmp_path):
 def test_headline_draws_no_conclusion_from_fewer_than_three_seeds(tmp_path, seeds):
     found = rows(experiment(tmp_path, {"syngap": [(70, 80)] * seeds, "er": [(60, 80)] * seeds}))
     said = headline(found)
-    sd = " ± 0.0" if seeds > 1 else ""
     assert said.startswith(
-        f"Too few seeds for a verdict: SynGAP ends at 75.0{sd} % and ER ends at 70.0{sd} %."
+        "SynGAP (75.0 %) is most accurate, before ER (70.0 %); too few seeds for a test."
     )
     assert "more accurate" not in said
+    assert "significant" not in said
 
 
 def test_headline_compares_shared_seeds_only(tmp_path):
@@ -348,20 +406,17 @@ def test_headline_compares_shared_seeds_only(tmp_path):
     assert "Too few shared seeds to compare it with SGD." in headline(found)
 
 
-def test_headline_without_syngap(tmp_path):
-    found = rows(experiment(tmp_path, {"er": [(60, 80), (61, 80)], "sgd": [(0, 90), (0, 91)]}))
-    assert headline(found) == (
-        "There is no finished run of SynGAP. Of the others, ER ends highest: "
-        "70.2 ± 0.4 % accuracy, 29.5 ± 0.7 points forgotten."
-    )
+def test_without_syngap_the_most_accurate_method_is_featured(tmp_path):
+    found = rows(experiment(tmp_path, {row: LOSES[row] for row in ("er", "derpp", "sgd")}))
+    assert subject(found) is None
+    assert featured(found).name == "derpp"
+    assert [row.name for row in rivals(found)] == ["er", "sgd"]
+    assert "DER++ forgets less than ER (" in headline(found)
 
 
 def test_headline_without_rivals(tmp_path):
     found = rows(experiment(tmp_path, {"syngap": [(60, 80), (60, 80)], "joint": [(99, 99)] * 2}))
-    assert headline(found) == (
-        "SynGAP ends at 70.0 ± 0.0 % accuracy, 30.0 ± 0.0 points forgotten. "
-        "No other method has finished to compare it with."
-    )
+    assert headline(found) == "SynGAP (70.0 %) is the only method that has finished."
 
 
 def test_headline_with_nothing_to_compare(tmp_path):
@@ -495,7 +550,7 @@ def test_accuracy_alone_is_enough_for_a_report(tmp_path):
     assert found[0].spread("ACC") is not None
     assert found[0].spread("anytime") is None
     assert len(page_data(runs, found)["axis"]["ends"]) == 5
-    assert "SynGAP forgets less than ER" in page(runs, "R alone")
+    assert "is most accurate, significantly ahead of " in page(runs, "R alone")
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         accuracy_figure(runs, tmp_path / "a.svg")
 

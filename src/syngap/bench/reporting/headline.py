@@ -1,4 +1,4 @@
-"""The finding of an experiment in a few sentences, from differences over shared seeds."""
+"""The finding of an experiment in a sentence or a few, from differences over shared seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ __all__ = [
     "below_untuned",
     "best_row",
     "compare",
+    "conclusion",
+    "featured",
     "headline",
+    "remarks",
     "rivals",
     "strongest",
     "subject",
@@ -68,8 +71,13 @@ def subject(rows: Sequence[Row]) -> Row | None:
     return _find(rows, _SUBJECT)
 
 
+def featured(rows: Sequence[Row]) -> Row | None:
+    """Return the row whose figures come first: SynGAP's, the most accurate where there is none."""
+    return subject(rows) or best_row(_continual(rows))
+
+
 def rivals(rows: Sequence[Row]) -> list[Row]:
-    """Return what it is compared with: ER, SGD and the best of all other methods."""
+    """Return what the featured row is compared with: ER, SGD and the best of all other methods."""
     best = strongest(rows)
     return _usual_rivals(rows) + ([best] if best else [])
 
@@ -86,43 +94,83 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     return max(finished, key=lambda row: fmean(row.values["ACC"].values()), default=None)
 
 
-def headline(rows: Sequence[Row], *, numbers: bool = True) -> str:
-    """Return the finding in a few sentences, whichever way it went and whatever is missing.
+def conclusion(rows: Sequence[Row]) -> str:
+    """Return in one sentence which row is most accurate, and where SynGAP stands.
 
-    Args:
-        rows: the experiment's.
-        numbers: whether differences are given, in points, or only which way they go.
+    Joint training is no rival. A difference counts where its 95 % interval, seed by seed, does not
+    contain zero.
     """
-    best = best_row(_continual(rows))
+    running = _continual(rows)
+    best = best_row(running)
     if best is None:
         done = [row.label for row in rows if row.seeds]
         return f"Only {done[0]} has finished: there is nothing to compare yet." if done else _NONE
-    ours, theirs = subject(rows), rivals(rows)
-    if ours is None:
-        highest = f"Of the others, {best.label} ends highest: {_end(best)}."
-        return f"There is no finished run of SynGAP. {highest}"
-    if not theirs:
-        alone = "No other method has finished to compare it with."
-        return f"{ours.label} ends at {_end(ours)}. {alone}"
+    ours = subject(rows)
+    if not running[1:]:
+        return f"{_at(best)} is the only method that has finished."
+    if ours is None or ours is best:
+        rest = [row for row in running if row is not best]
+        second = best_row([row for row in rest if row.method != best.method] or rest)
+        assert second is not None
+        return _lead(best, second)
+    if verdict(compare(ours, best).accuracy) != -1:
+        return _lead(best, ours)
+    baseline = _find(rows, _RIVALS[0])
+    stands = "is less accurate"
+    if baseline and baseline is not best:
+        sign = verdict(compare(ours, baseline).accuracy)
+        stands = _STANDS[sign].format(_in_list(baseline.label))
+    return f"{_at(best)} is most accurate; {_at(ours)} {stands}."
+
+
+_STANDS = {
+    1: "is more accurate than {}",
+    0: "and {} do not differ significantly",
+    -1: "is less accurate than {}",
+    None: "is less accurate",
+}
+
+
+def _lead(best: Row, other: Row) -> str:
+    """Return in one sentence whether the most accurate row is ahead of another one."""
+    first, second = f"{_at(best)} is most accurate", _at(other)
+    return {
+        1: f"{first}, significantly ahead of {second}.",
+        0: f"{first}, but {second} does not differ significantly from it.",
+        -1: f"{first}, but less accurate than {second} on the seeds that both have finished.",
+        None: f"{first}, before {second}; too few seeds for a test.",
+    }[verdict(compare(best, other).accuracy)]
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Return what to know beside the numbers: who has no memory, other rates, what diverged."""
+    ours = featured(rows)
+    settings = _settings(ours, rivals(rows)) if ours else []
+    return [*settings, *_all_diverged(rows)]
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Return the finding in a few sentences, whichever way it went and whatever is missing."""
+    ours, theirs = featured(rows), rivals(rows)
+    if ours is None or not theirs:
+        return " ".join([conclusion(rows), *_all_diverged(rows)])
     found = [compare(ours, row) for row in theirs]
     decided = [each for each in found if verdict(each.accuracy) is not None]
-    undecided = [_in_list(each.rival) for each in found if each not in decided]
-    if decided:
-        forgetting = {each.rival: each.forgetting for each in decided}
-        accuracy = {each.rival: each.accuracy for each in decided}
-        findings = [
-            _sentence(f"{ours.label} forgets ", _FORGETS, forgetting, numbers),
-            _sentence("It ends ", _ENDS, accuracy, numbers),
-        ]
-        few = [f"Too few shared seeds to compare it with {rival}." for rival in undecided]
-    else:
-        ends = [
-            f"{_in_list(row.label)} ends at {format_number(row.spread('ACC'))} %"
-            for row in (ours, *theirs)
-        ]
-        findings, few = [f"Too few seeds for a verdict: {_join(ends)}."], []
-    rest = [_cost(found), _settings(ours, theirs), *few, _all_diverged(rows)]
-    return " ".join(filter(None, [*findings, *rest]))
+    few = [] if not decided else [_in_list(each.rival) for each in found if each not in decided]
+    sentences = [
+        conclusion(rows),
+        _sentence(
+            f"{_in_list(ours.label)} forgets ",
+            _FORGETS,
+            {each.rival: each.forgetting for each in decided},
+        ),
+        _sentence("It ends ", _ENDS, {each.rival: each.accuracy for each in decided}),
+        _cost(_in_list(ours.label), found),
+        *_settings(ours, theirs),
+        *(f"Too few shared seeds to compare it with {rival}." for rival in few),
+        *_all_diverged(rows),
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def below_untuned(
@@ -161,12 +209,12 @@ def below_untuned(
 
 
 _NONE = "No run has finished yet."
-_FORGETS = {-1: "less than", 0: "not measurably more or less than", 1: "more than"}
-_ENDS = {1: "more accurate than", 0: "not measurably above or below", -1: "less accurate than"}
+_FORGETS = {-1: "less than", 0: "not significantly more or less than", 1: "more than"}
+_ENDS = {1: "more accurate than", 0: "not significantly above or below", -1: "less accurate than"}
 
 
 def _sentence(
-    begins: str, words: Mapping[int, str], differences: Mapping[str, Spread | None], numbers: bool
+    begins: str, words: Mapping[int, str], differences: Mapping[str, Spread | None]
 ) -> str:
     """Return one sentence that names every rival after the words for its verdict."""
     parts = []
@@ -176,7 +224,7 @@ def _sentence(
         for rival, difference in differences.items():
             if difference and verdict(difference) == sign:
                 interval = Spread(difference.mean, half_width(difference))
-                number = f"{format_number(interval, sign='+')}{unit}" if numbers else ""
+                number = f"{format_number(interval, sign='+')}{unit}"
                 names.append(_in_list(rival, number))
                 unit = ""
         if names:
@@ -206,18 +254,18 @@ def _join(parts: Sequence[str], last: str = " and ") -> str:
     return last.join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
-def _cost(found: Sequence[Comparison]) -> str:
+def _cost(ours: str, found: Sequence[Comparison]) -> str:
     known = [(each.rival, each.time) for each in found if each.time is not None]
     times = [(rival, f"{time:.1f}" if time < 9.95 else f"{time:.0f}") for rival, time in known]
     parts = [f"{time}\N{NO-BREAK SPACE}× that of {_in_list(rival)}" for rival, time in times]
-    return f"Its training time is {_join(parts)}." if parts else ""
+    return f"The training time of {ours} is {_join(parts)}." if parts else ""
 
 
-def _settings(ours: Row, theirs: Sequence[Row]) -> str:
+def _settings(ours: Row, theirs: Sequence[Row]) -> list[str]:
     """Return in what else the compared rows differ: a memory, and learning rates."""
-    without = [_in_list(row.label) for row in theirs if not row.options.get("buffer")]
+    without = [_in_list(row.label) for row in theirs if not row.has_memory]
     sentences = []
-    if ours.options.get("buffer") and without:
+    if ours.has_memory and without:
         have = "have" if without[1:] else "has"
         sentences.append(f"{_in_list(ours.label)} has a memory; {_join(without)} {have} none.")
     rates = {row.label: str(row.options["lr"]) for row in (ours, *theirs) if "lr" in row.options}
@@ -227,19 +275,21 @@ def _settings(ours: Row, theirs: Sequence[Row]) -> str:
             for label, rate in rates.items()
         ]
         sentences.append(f"Learning rates differ: {_join(named)}.")
-    return " ".join(sentences)
+    return sentences
 
 
-def _all_diverged(rows: Sequence[Row]) -> str:
+def _all_diverged(rows: Sequence[Row]) -> list[str]:
     """Return which rows have no number because all of their runs diverged."""
     found = [_in_list(r.label) for r in rows if r.divergences and not r.seed_note(r.divergences)]
-    return f"{_join(found)} diverged with every seed." if found else ""
+    return [f"{_join(found)} diverged with every seed."] if found else []
 
 
-def _end(row: Row) -> str:
-    forgetting = row.spread("FM")
-    points = f", {format_number(forgetting)} points forgotten" if forgetting else ""
-    return f"{format_number(row.spread('ACC'))} % accuracy{points}"
+def _at(row: Row) -> str:
+    """Return a row's label with its accuracy: "ER (87.7 %)"."""
+    ends = row.spread("ACC")
+    method, *options = row.label.split(", ")
+    label = ", ".join([method, *options[:2], *("…" for _ in options[2:3])])  # short enough to read
+    return _in_list(label, f"{ends.mean:.1f} %" if ends else "")
 
 
 def _continual(rows: Sequence[Row]) -> list[Row]:
@@ -247,7 +297,8 @@ def _continual(rows: Sequence[Row]) -> list[Row]:
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in _continual(rows) if row.method != _SUBJECT]
+    ours = featured(rows)
+    return [row for row in _continual(rows) if ours is None or row.method != ours.method]
 
 
 def _usual_rivals(rows: Sequence[Row]) -> list[Row]:

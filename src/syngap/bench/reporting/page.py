@@ -17,7 +17,14 @@ import yaml
 
 from syngap import __version__
 from syngap.bench.reporting.curves import Sweep, sweeps, variants
-from syngap.bench.reporting.headline import compare, headline, rivals, strongest, subject
+from syngap.bench.reporting.headline import (
+    compare,
+    conclusion,
+    featured,
+    remarks,
+    rivals,
+    strongest,
+)
 from syngap.bench.reporting.landscapes import landscape_data
 from syngap.bench.reporting.paper import notes, quotes
 from syngap.bench.reporting.results import Search, read_search, search_data
@@ -55,6 +62,8 @@ from syngap.bench.store.surface import Landscape
 __all__ = ["embed_json", "page", "page_data", "write_page"]
 
 _SCRIPT = ("tools", "table", "chart", "stream", "matrices", "surfaces", "setup")  # in one function
+
+_MAIN = ("ACC", "FM", "seconds")  # the other columns are shown on request
 
 _LANDSCAPES_ALONE = "Where the path from task to task leads, on the loss of the first."
 
@@ -100,7 +109,8 @@ def page(
     script = _script()
     parts = {
         "title": html.escape(title),
-        "headline": html.escape(headline(found, numbers=False) if runs else _LANDSCAPES_ALONE),
+        "headline": html.escape(conclusion(found) if runs else _LANDSCAPES_ALONE),
+        "remarks": html.escape(" ".join(remarks(found))),
         "table": html.escape(markdown(found)),
         "made": f"{moment:%Y-%m-%d %H:%M} UTC",
         "version": html.escape(__version__),
@@ -141,7 +151,7 @@ def page_data(
         search: that chose its values.
     """
     found = sweeps(rows)
-    ours = subject(rows)
+    ours = featured(rows)
     shared, own = _configurations(runs)
     return {
         "measures": [_measure(rows, name) for name in MEASURES],
@@ -169,6 +179,7 @@ def _measure(rows: Sequence[Row], name: str) -> dict[str, Any]:
     measure = MEASURES[name]
     return {
         "name": name,
+        "main": name in _MAIN,
         "heading": measure.heading,
         "better": measure.better,
         "says": measure.definition,
@@ -181,6 +192,7 @@ def _comparison(ours: Row, rival: Row) -> dict[str, Any]:
     found = compare(ours, rival)
     return {
         "rival": found.rival,
+        "name": rival.name,
         "seeds": found.seeds,
         "accuracy": _interval(found.accuracy),
         "forgetting": _interval(found.forgetting),
@@ -211,6 +223,7 @@ def _row(row: Row, runs: Sequence[Run], config: str) -> dict[str, Any]:
         "name": row.name,
         "label": row.label,
         "joint": row.joint,
+        "memory": row.has_memory,
         "seeds": list(row.seeds),
         "few": row.seed_note(),
         "values": {measure: _spread(row.spread(measure)) for measure in MEASURES},

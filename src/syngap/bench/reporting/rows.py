@@ -153,6 +153,11 @@ class Row:
         return self.method == "joint"
 
     @property
+    def has_memory(self) -> bool:
+        """Whether it stores samples of earlier tasks."""
+        return bool(self.options.get("buffer"))
+
+    @property
     def divergences(self) -> int:
         """How many seeds ended because their numbers were no longer finite."""
         return sum(run.diverged for run in self.unfinished_runs)

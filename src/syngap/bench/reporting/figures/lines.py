@@ -19,7 +19,7 @@ from syngap.bench.reporting.figures.style import (
     figure_file,
     remove_frame,
 )
-from syngap.bench.reporting.headline import rivals, subject
+from syngap.bench.reporting.headline import featured, rivals, subject
 from syngap.bench.reporting.rows import Row, finished_runs, rows
 from syngap.bench.reporting.series import Band, accuracy_curve, boundaries, steps_of
 from syngap.bench.store.folder_reader import Run
@@ -82,7 +82,7 @@ def _choose(found: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
         if name not in known:
             hint = nearest(name, known) or f"; there are {', '.join(known) or 'none'}"
             raise UserError(f'no finished row "{name}"{hint}')
-    ours = subject(found)
+    ours = featured(found)
     usual = [*([ours] if ours else []), *rivals(found), *(row for row in found if row.joint)]
     chosen = [known[name] for name in names] if names else [row for row in usual if row.seeds]
     if not any(not row.joint for row in chosen):

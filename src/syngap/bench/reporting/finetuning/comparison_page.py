@@ -103,7 +103,7 @@ def _figure(found: Comparison) -> str:
         frontier_figure(found, path)
         content = _base64(path.read_bytes())
     said = html.escape(f"Forgetting against learning. {headline(found)}")
-    return f"<img alt='{said}' src='data:image/svg+xml;base64,{content}'>"
+    return f"<img class='drawing' alt='{said}' src='data:image/svg+xml;base64,{content}'>"
 
 
 def _trials(runs: Sequence[Run]) -> str:

@@ -63,7 +63,47 @@ function roundStep(range, parts) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough * 0.999);
 }
 
-// A chart: lines over an axis, a key that switches them, a cursor that the pointer or the arrow
+// The value of a curve at a place between those where it is known.
+function interpolate(places, values, place) {
+  const after = places.findIndex((known) => known >= place - 1e-9);
+  if (after <= 0) return values[after < 0 ? values.length - 1 : 0];
+  const share = Math.min((place - places[after - 1]) / (places[after] - places[after - 1]), 1);
+  return values[after - 1] + share * (values[after] - values[after - 1]);
+}
+
+// A text that is at most so many pixels wide, and its width.
+const pen = document.createElement("canvas").getContext("2d");
+function fit(text, most, strong, font) {
+  pen.font = `${strong ? 700 : 500} 12px ${font}`;
+  let kept = text;
+  while (kept && pen.measureText(kept === text ? text : `${kept}…`).width > most) kept = kept.slice(0, -1);
+  const words = kept === text ? text : `${kept.trimEnd()}…`;
+  return [words, pen.measureText(words).width];
+}
+
+// Tops for boxes [wanted top, height], in this order, that do not overlap and stay as near as they can.
+function apart(boxes, top, bottom) {
+  let above = 0;
+  const groups = [];
+  for (const [wanted, height] of boxes) {
+    groups.push({ sum: wanted - above, count: 1 });
+    above += height;
+    for (let last = groups.length - 1; last && groups[last - 1].sum / groups[last - 1].count > groups[last].sum / groups[last].count; last -= 1) {
+      const { sum, count } = groups.pop();
+      groups[last - 1].sum += sum;
+      groups[last - 1].count += count;
+    }
+  }
+  const shifts = groups.flatMap(({ sum, count }) => Array(count).fill(sum / count));
+  let before = 0;
+  return boxes.map(([, height], place) => {
+    const found = Math.max(Math.min(shifts[place], bottom - above), top) + before;
+    before += height;
+    return found;
+  });
+}
+
+// A chart: lines over an axis, their names at their ends, a key that switches them, a cursor that the pointer or the arrow
 // keys move and whose values the key shows.
 
 function chart(host, options) {
@@ -83,7 +123,7 @@ function chart(host, options) {
   let layer = null;
 
   all.addEventListener("click", () => {
-    if (hidden.size) hidden.clear();
+    if (series.some((line) => hidden.has(line.name))) hidden.clear();
     else series.forEach((line) => hidden.add(line.name));
     draw();
   });
@@ -102,9 +142,9 @@ function chart(host, options) {
     if (cursor !== null && cursor >= grid.length) cursor = null;
     list.replaceChildren();
     for (const line of series) {
-      const item = make(list, "li", { class: line.look.strong ? "ours" : "" });
+      const item = make(list, "li", { class: line.look.strong ? "ours" : line.range ? "range" : "" });
       const button = make(item, "button", { type: "button", title: line.label });
-      swatch(button, line.look);
+      line.swatch = swatch(button, line.look);
       make(button, "span", { class: "name" }, line.label);
       line.value = make(button, "span", { class: "value" });
       line.button = button;
@@ -121,6 +161,7 @@ function chart(host, options) {
   // Seeds may have been measured at other places of the stream, so look the next place up.
   function valueAt(line, place) {
     if (line.level) return line.level;
+    if (line.range) return [interpolate(line.places, line.low, place), interpolate(line.places, line.high, place)];
     let low = axis.rest === null ? line.places.indexOf(place) : 0;
     if (low < 0) return null;
     while (axis.rest !== null && low < line.places.length - 1 && line.places[low] < place - 1e-9) low += 1;
@@ -130,7 +171,9 @@ function chart(host, options) {
   function draw() {
     const width = Math.max(plot.clientWidth || 300, 200);
     const height = Math.round(Math.min(Math.max(width * 0.5, 230), 430));
-    size = { left: 34, right: width - 8, top: 22, bottom: height - 40 };
+    const names = dress(width);
+    const widest = Math.max(0, ...names.map((label) => label.width));
+    size = { left: 44, right: width - 8 - (widest ? widest + 14 : 0), top: 22, bottom: height - 40 };
     plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
     plot.setAttribute("height", height);
     plot.replaceChildren();
@@ -141,10 +184,57 @@ function chart(host, options) {
       line.button.setAttribute("aria-pressed", !hidden.has(line.name));
       line.group = hidden.has(line.name) ? null : curve(lines, line);
     }
-    all.textContent = hidden.size ? "show all" : "hide all";
+    label(names);
+    all.textContent = series.some((line) => hidden.has(line.name)) ? "show all" : "hide all";
     layer = make(plot, "g");
     point(hot);
     read();
+  }
+
+  // No two lines share a colour as long as there are enough. Returns what to write at their ends.
+  function dress(width) {
+    const shown = series.filter((line) => !hidden.has(line.name));
+    const kinds = shown.map((line) => line.look.kind);
+    const own = (line, place) => line.look.kind !== "rest" && kinds.indexOf(line.look.kind) === place;
+    const free = PALETTE.filter((kind) => !kinds.includes(kind));
+    shown.forEach((line, place) => {
+      const shared = PALETTE.includes(line.look.kind) || line.look.kind === "rest";
+      line.kind = !shared || own(line, place) ? line.look.kind : free.shift() || "rest";
+    });
+    for (const line of series) paint(line.swatch, line.look, hidden.has(line.name) ? line.look.kind : line.kind);
+    if (!options.labelled) return [];
+    const font = getComputedStyle(plot).fontFamily;
+    const most = Math.min(width * 0.34, 190);
+    return shown.map((line) => {
+      const text = [line.label, line.detail].filter(Boolean).map((each) => fit(each, most, line.look.strong, font));
+      return { line, text: text.map(([words]) => words), width: Math.max(...text.map(([, wide]) => wide)) };
+    });
+  }
+
+  const ROW = 14; // pixels
+  function label(names) {
+    const room = Math.floor((size.bottom - size.top) / ROW);
+    const kept = [...names].sort((a, b) => b.line.look.strong - a.line.look.strong).slice(0, room);
+    for (const each of kept) {
+      const { line } = each;
+      const last = line.places ? line.places.length - 1 : 0;
+      const value = line.level ? line.level[0] : line.range ? (line.low[last] + line.high[last]) / 2 : line.mean[last];
+      each.from = [line.places ? x(line.places[last]) : size.right, y(value)];
+      each.height = ROW * each.text.length;
+    }
+    kept.sort((a, b) => a.from[1] - b.from[1]);
+    const tops = apart(kept.map((each) => [each.from[1] - each.height / 2, each.height]), size.top, size.bottom);
+    kept.forEach(({ line, text, from, height }, place) => {
+      const group = line.group;
+      const left = size.right + 12;
+      line.labelAt = [tops[place], tops[place] + height];
+      make(group, "path", {
+        class: "leader", d: `M${from[0].toFixed(1)} ${from[1].toFixed(1)}L${left - 3} ${(tops[place] + height / 2).toFixed(1)}`,
+      });
+      text.forEach((words, row) => make(group, "text", {
+        class: row ? "detail" : "name", x: left, y: (tops[place] + ROW * row + 11).toFixed(1),
+      }, words));
+    });
   }
 
   const x = (place) => size.left + axis.share(place) * (size.right - size.left);
@@ -169,7 +259,7 @@ function chart(host, options) {
   function curve(parent, line) {
     const look = line.look;
     const group = make(parent, "g", {
-      class: `line ${look.kind}${look.strong ? " strong" : ""}${line.onhover ? " onhover" : ""}`,
+      class: `line ${line.kind}${look.strong ? " strong" : ""}${line.onhover ? " onhover" : ""}`,
       "data-name": line.name,
     });
     if (look.depth !== undefined) group.style.setProperty("--depth", look.depth);
@@ -185,6 +275,10 @@ function chart(host, options) {
     if (line.low) {
       const back = path(line.low, "M").reverse().map((point) => `L${point.slice(1)}`);
       make(group, "path", { class: "area", d: `${path(line.high, "M").join("")}${back.join("")}Z` });
+    }
+    if (line.range) {
+      for (const edge of [line.low, line.high]) make(group, "path", { class: "curve edge", d: path(edge, "M").join("") });
+      return group;
     }
     make(group, "path", { class: "curve", d: path(line.mean, "M").join(""), "stroke-dasharray": look.dash });
     if (line.dots) {
@@ -215,14 +309,15 @@ function chart(host, options) {
     const said = [];
     for (const line of series) {
       const value = place === null ? null : valueAt(line, place);
-      const text = place === null ? line.resting : value ? options.show(value) : "–";
+      const shown = value && line.range ? value.map((each) => number(each)).join("–") : value && options.show(value);
+      const text = place === null ? line.resting : shown || "–";
       const [mean, sd] = text.split(" ± ");
       line.value.textContent = mean;
       if (sd) make(line.value, "span", { class: "sd" }, ` ± ${sd}`);
       if (hidden.has(line.name)) continue;
       said.push(`${line.label} ${text}`);
-      if (cursor === null || line.level || !value) continue;
-      const dot = make(layer, "circle", { class: `dot ${line.look.kind}`, cx: x(place), cy: y(value[0]), r: 4 });
+      if (cursor === null || line.level || line.range || !value) continue;
+      const dot = make(layer, "circle", { class: `dot ${line.kind}`, cx: x(place), cy: y(value[0]), r: 4 });
       if (line.look.depth !== undefined) dot.style.setProperty("--depth", line.look.depth);
     }
     plot.setAttribute("aria-valuenow", cursor === null ? Math.max(grid.length - 1, 0) : cursor);
@@ -232,6 +327,13 @@ function chart(host, options) {
   function nearest(event) {
     const box = plot.getBoundingClientRect();
     const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+    if (px > size.right + 10 && options.labelled) { // on the names
+      const under = series.find(({ group, labelAt: [from, to] = [0, 0] }) => group && py >= from && py < to);
+      cursor = null;
+      read();
+      point(under ? under.name : null);
+      return;
+    }
     let found = 0;
     grid.forEach((place, index) => {
       if (Math.abs(x(place) - px) < Math.abs(x(grid[found]) - px)) found = index;
@@ -243,7 +345,8 @@ function chart(host, options) {
     for (const line of series) {
       const value = line.group && cursor !== null ? valueAt(line, grid[cursor]) : null;
       if (!value) continue;
-      const away = Math.abs(y(value[0]) - py);
+      const ends = line.range ? value.map((each) => y(each) - py) : [y(value[0]) - py];
+      const away = ends[0] >= 0 && ends[ends.length - 1] <= 0 ? 0 : Math.min(...ends.map(Math.abs));
       if (away < distance) [closest, distance] = [line.name, away];
     }
     point(closest);

@@ -33,12 +33,12 @@ function drawSetup() {
   });
 }
 
-drawAgainst();
+drawCards();
+drawStream();
 drawTable();
 drawSearch();
 drawMissing();
 drawSweeps();
-drawStream();
 drawMatrices();
 drawLayers();
 drawSurfaces();

@@ -5,12 +5,13 @@ function drawSweeps() {
   const host = section("sweeps");
   const show = chart(host.querySelector(".chart"), {
     format: (value) => String(Math.round(value)), show: (value) => spread(value), resting: "best of each",
+    labelled: true,
   });
   const chosen = { sweep: data.sweeps[0], measure: "ACC" };
 
   function draw() {
     const { sweep, measure } = chosen;
-    const series = sweep.lines.map((line, place) => {
+    const series = sweep.lines.map((line) => {
       const own = line.rows.map((name) => rows.find((row) => row.name === name));
       const spreads = own.map((row) => row.values[measure]);
       const mean = spreads.map((value) => value[0]);
@@ -20,7 +21,7 @@ function drawSweeps() {
       const top = Math.max(...scores);
       const best = mean.findIndex((value, at) => scores[at] === top && (measure !== "FM" || value >= 0));
       return {
-        name: line.method, label: line.label, look: lookOf(line, place), places: line.values, mean, sd, dots: true,
+        name: line.method, label: line.label, look: lookOf(line), places: line.values, mean, sd, dots: true,
         low: sd && mean.map((value, index) => Math.max(value - sd[index], 0)),
         high: sd && mean.map((value, index) => value + sd[index]),
         resting: best < 0 ? "–" : `${number(mean[best])} at ${line.values[best]}`,
@@ -38,10 +39,9 @@ function drawSweeps() {
     });
   }
 
-  function lookOf(line, place) {
+  function lookOf(line) {
     const own = line.rows.find((name) => name === line.method) || line.rows[0];
-    const look = looks.get(own);
-    return look.kind === "bound" ? { ...look, dash: DASHES[place % 4] } : look;
+    return looks.get(own);
   }
 
   const at = host.querySelector(".choices");
@@ -60,40 +60,75 @@ function drawSweeps() {
 
 // Accuracy over the stream.
 
+const MOST_LINES = 8; // that are drawn before the reader asks for more
+
 function drawStream() {
-  const drawn = rows.filter((row) => row.lines);
   if (!drawn.length) return;
   const host = section("stream");
   const shown = byAccuracy(rows.filter((row) => row.lines || (row.joint && row.R)));
   const show = chart(host.querySelector(".chart"), {
-    format: (value) => String(Math.round(value)), show: (value) => spread(value),
+    format: (value) => `${Math.round(value)} %`, show: (value) => spread(value), labelled: true,
   });
   const note = host.querySelector(".note");
-  let hidden = data.variants; // rows at other values of an option have a chart of their own
+  const single = shown.filter((row) => !row.joint && !banded.has(row));
+  const rank = (row) => (named.has(row.name) ? 0 : variants.has(row.name) ? 2 : 1);
+  const kept = [...single].sort((a, b) => rank(a) - rank(b)).slice(0, MOST_LINES).filter((row) => rank(row) < 2);
+  let hidden = single.filter((row) => !kept.includes(row)).map((row) => row.name);
+  const chosen = { task: null, singly: false };
 
-  function choose(task) {
-    const series = shown.map((row) => {
-      const line = { name: row.name, label: row.label, look: looks.get(row.name) };
-      if (row.joint) {
-        const final = row.R[row.R.length - 1];
-        const level = task === null ? row.values.ACC : [final.mean[task], final.sd ? final.sd[task] : null];
-        return { ...line, level };
-      }
-      const { mean, sd } = row.lines[task === null ? "seen" : String(task)];
-      const low = sd && mean.map((value, index) => Math.max(value - sd[index], 0));
-      const high = sd && mean.map((value, index) => Math.min(value + sd[index], 100));
-      return { ...line, places: row.places, mean, sd, low, high };
-    });
+  function lineOf(row, task) {
+    const line = { name: row.name, label: row.label, look: looks.get(row.name) };
+    if (row.joint) {
+      const final = row.R[row.R.length - 1];
+      const level = task === null ? row.values.ACC : [final.mean[task], final.sd ? final.sd[task] : null];
+      return { ...line, level };
+    }
+    const { mean, sd } = row.lines[task === null ? "seen" : String(task)];
+    const low = sd && mean.map((value, index) => Math.max(value - sd[index], 0));
+    const high = sd && mean.map((value, index) => Math.min(value + sd[index], 100));
+    return { ...line, places: row.places, mean, sd, low, high };
+  }
+
+  // The range of the means of all methods without a memory.
+  function rangeOf(lines) {
+    const { places } = lines[0];
+    const means = places.map((place) => lines.map((line) => interpolate(line.places, line.mean, place)));
+    return {
+      name: "without a memory", label: "without a memory", detail: lines.map((line) => line.label).join(", "),
+      look: { kind: "band", dash: "", strong: false }, range: true, places,
+      low: means.map((some) => Math.min(...some)), high: means.map((some) => Math.max(...some)),
+    };
+  }
+
+  function draw() {
+    const { task, singly } = chosen;
+    const lines = shown.filter((row) => singly || !banded.has(row)).map((row) => lineOf(row, task));
+    const together = singly ? [] : [...banded].map((row) => lineOf(row, task));
+    const series = [...lines, ...(together.length ? [rangeOf(together)] : [])];
     const top = Math.max(...series.flatMap((line) => line.high || line.mean || [line.level[0]]));
     const about = task === null ? "Mean accuracy on the tasks seen so far" : `Accuracy on task ${task + 1}`;
+    const names = together.map((line) => line.label);
+    const others = names.splice(9).length;
+    const range = names.length
+      ? ` The grey band is the range of the methods without a memory: ${names.join("; ")}${others ? ` and ${others} more` : ""}.` : "";
     const level = shown.some((row) => row.joint) ? " Joint training is a level line: it sees all tasks at once." : "";
-    note.textContent = `${about}, in percent; bands are ± sd over seeds.${level}`;
+    note.textContent = `${about}. Shades are ± sd over seeds.${range}${level}`;
     show({ series, own: task, max: Math.min(Math.max(Math.ceil(top / 20) * 20, 20), 100), label: about, hidden });
     hidden = []; // once: what the reader chose stays
   }
 
   const each = Array.from({ length: tasks }, (_, task) => [String(task + 1), task]);
-  choices(host.querySelector(".choices"), "Accuracy on", [["all seen so far", null], ...each.map(
-    ([text, task]) => [task ? text : `task ${text}`, task])], choose);
-  choose(null);
+  const questions = host.querySelector(".choices");
+  choices(questions, "Accuracy on", [["all seen so far", null], ...each.map(
+    ([text, task]) => [task ? text : `task ${text}`, task])], (task) => {
+    chosen.task = task;
+    draw();
+  });
+  if (banded.size) {
+    choices(questions, "Without a memory", [["as one band", false], ["singly", true]], (singly) => {
+      chosen.singly = singly;
+      draw();
+    });
+  }
+  draw();
 }

@@ -38,7 +38,7 @@ function readable(table, cells, tell, rest) {
 
 function sortable(head, columns, lines, bodyOf, first = null) {
   for (const column of columns) {
-    const th = make(head, "th", { scope: "col", title: column.says });
+    const th = make(head, "th", { scope: "col", title: column.says, class: column.main === false ? "more" : "" });
     make(th, "button", { type: "button" }, column.heading).addEventListener("click", () => sort(column, th));
     if (first !== null && column.name === first) sort(column, th);
   }
@@ -61,7 +61,7 @@ function sortable(head, columns, lines, bodyOf, first = null) {
   }
 }
 
-// The scope, and the differences seed by seed.
+// The scope, and the three figures that matter with their differences, seed by seed.
 
 const seeds = new Set(rows.flatMap((row) => row.seeds));
 document.getElementById("scope").textContent = [
@@ -70,39 +70,51 @@ document.getElementById("scope").textContent = [
   seeds.size ? plural(seeds.size, "seed") : null,
 ].filter(Boolean).join(" · ");
 
-function drawAgainst() {
-  if (!data.against.length) return;
-  const ends = { 1: "more accurate", 0: "no significant difference", "-1": "less accurate", null: "too few seeds" };
-  const forgets = { 1: "forgets more", 0: "no significant difference", "-1": "forgets less", null: "too few seeds" };
+function time(seconds) {
+  const [unit, size] = seconds < 100 ? ["s", 1] : seconds < 6000 ? ["min", 60] : ["h", 3600];
+  return [number(seconds / size, seconds / size < 10 ? 2 : 1), unit];
+}
+
+function drawCards() {
+  const ours = rows.find((row) => row.name === data.subject);
+  if (!ours) return;
   const host = section("against");
-  host.querySelector(".flattered").hidden = !data.flattered;
-  const table = make(host.querySelector(".scroll"), "table", { class: "plain" });
-  const head = make(make(table, "thead"), "tr");
-  const body = make(table, "tbody");
-  const lines = data.against.map((rival) => {
-    const line = make(body, "tr");
-    const name = make(line, "th", { scope: "row" });
-    make(name, "span", {}, rival.rival);
-    make(name, "span", { class: "says" }, plural(rival.seeds, "seed"));
-    for (const [value, sign, words] of [
-      [rival.accuracy, rival.ends, ends], [rival.forgetting, rival.forgets, forgets],
-    ]) {
-      const cell = make(line, "td");
-      make(cell, "span", { class: sign ? "decided" : "" }, value ? spread(value, 1, true) : "–");
-      if (value) make(cell, "span", { class: "says" }, words[sign]);
+  host.querySelector("h2").textContent = ours.label;
+  const cards = host.querySelector(".cards");
+  const ends = { 1: "more accurate", 0: "not significant", "-1": "less accurate", null: "too few seeds" };
+  const forgets = { 1: "forgets more", 0: "not significant", "-1": "forgets less", null: "too few seeds" };
+  const points = (value) => (value ? spread(value, 1, true) : "–");
+  card("ACC", "Accuracy", (mean) => [number(mean), "%"],
+    (rival) => [points(rival.accuracy), rival.accuracy ? ends[rival.ends] : "", rival.ends]);
+  card("FM", "Forgetting", (mean) => [number(mean), "points"],
+    (rival) => [points(rival.forgetting), rival.forgetting ? forgets[rival.forgets] : "", rival.forgets]);
+  card("seconds", "Training time", time,
+    (rival) => (rival.time === null ? ["–", "", 0] : [`${number(rival.time, rival.time < 9.95 ? 1 : 0)} ×`, "as long", 0]));
+
+  function card(name, title, figure, against) {
+    const measure = data.measures.find((one) => one.name === name);
+    const box = make(cards, "div", { class: "card" });
+    const head = make(box, "div");
+    make(head, "h3", { title: measure.says }, title);
+    const value = ours.values[name];
+    const [text, unit] = value ? figure(value[0]) : ["–", ""];
+    const shown = make(head, "p", { class: "figure" });
+    make(shown, "b", {}, text);
+    shown.append(`${value && value[1] !== null && name !== "seconds" ? ` ± ${number(value[1])}` : ""} ${unit}`);
+    const list = make(box, "ul");
+    for (const rival of data.against) {
+      const [difference, words, sign] = against(rival);
+      const line = make(list, "li");
+      const label = make(line, "span", { class: "rival" }, `vs ${rival.rival}`);
+      if (rival.seeds !== ours.seeds.length) make(label, "span", { class: "says" }, ` (${plural(rival.seeds, "seed")})`);
+      const found = make(line, "span", { class: "found" });
+      make(found, "span", { class: sign ? "decided" : "" }, difference);
+      make(found, "span", { class: "says" }, words);
     }
-    const time = make(line, "td");
-    make(time, "span", {}, rival.time === null ? "–" : `${number(rival.time, 2)} ×`);
-    if (rival.time !== null) make(time, "span", { class: "says" }, "as long");
-    return { item: rival, line };
-  });
-  const ours = rows.find((row) => row.name === data.subject).label;
-  sortable(head, [
-    { heading: `${ours} against`, better: "down", value: (rival) => rival.rival },
-    { heading: "ACC", better: "up", value: (rival) => rival.accuracy && rival.accuracy[0] },
-    { heading: "FM", better: "down", value: (rival) => rival.forgetting && rival.forgetting[0] },
-    { heading: "time", better: "down", value: (rival) => rival.time },
-  ], lines, () => body);
+  }
+
+  document.querySelector(".intervals").hidden = !data.against.some((rival) => rival.accuracy);
+  document.querySelector(".flattered").hidden = !data.flattered;
 }
 
 // All methods, with the paper's numbers below ours where it has any.
@@ -117,7 +129,7 @@ function drawTable() {
   const lines = rows.map((row) => {
     const line = make(row.joint ? bound : body, "tr", { class: row.name === data.subject ? "ours" : "" });
     const name = make(line, "th", { scope: "row" });
-    swatch(name, looks.get(row.name));
+    swatch(name, banded.has(row) ? { kind: "band", dash: "" } : looks.get(row.name));
     make(name, "span", {}, row.label);
     if (row.few) make(name, "span", { class: "few" }, row.few);
     if (row.joint) make(name, "span", { class: "few" }, "upper bound");
@@ -129,13 +141,18 @@ function drawTable() {
     { ...measure, value: (row) => (row.values[measure.name] || [null])[0] }));
   const method = { name: "method", heading: "method", better: "down", value: (row) => row.label };
   sortable(head, [method, ...columns], lines, (row) => (row.joint ? bound : body), "ACC");
+  const more = document.querySelector("#results .switch");
+  more.addEventListener("click", () => {
+    const all = table.classList.toggle("all");
+    more.textContent = all ? "fewer columns" : "more columns";
+  });
   for (const note of data.notes) make(document.getElementById("quoted"), "p", { class: "note" }, note);
 }
 
 function cell(line, row, measure) {
   const value = row.values[measure.name];
   const best = measure.best.includes(row.name);
-  const td = make(line, "td", { class: best ? "best" : "" });
+  const td = make(line, "td", { class: `${best ? "best" : ""} ${measure.main ? "" : "more"}`.trim() });
   if (value) {
     make(td, "span", { class: "mean" }, number(value[0], measure.decimals));
     if (value[1] !== null) make(td, "span", { class: "sd" }, ` ± ${number(value[1], measure.decimals)}`);

@@ -45,28 +45,43 @@ function short(value) {
   return number(value, Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : Math.abs(value) >= 0.1 ? 2 : 3);
 }
 
-// Every method keeps one colour and one dash, in the table and in the chart. The method that
-// the page is about is solid and wide, the others differ by dash as well as by colour.
+// Methods without a memory mostly end at the same place, so the chart draws their range. The method
+// that the page is about and the most accurate one keep their lines, and so do all where none has a
+// memory. Rows at other values of an option have a chart of their own.
 
-const DASHES = ["", "7 3", "2 2.5", "9 3 2 3"];
-const looks = new Map();
-let others = 0;
 const variants = new Set(data.variants);
-for (const row of [...rows].sort((a, b) => variants.has(a.name) - variants.has(b.name))) {
+const drawn = rows.filter((row) => row.lines);
+const best = byAccuracy(drawn)[0];
+const named = new Set([data.subject, best && best.name, ...data.against.map((rival) => rival.name)]);
+const forgetful = drawn.filter((row) => (
+  !row.memory && row !== best && row.name !== data.subject && !variants.has(row.name)));
+const banded = new Set(forgetful.length > 1 && drawn.some((row) => row.memory) ? forgetful : []);
+
+// A row keeps its colour, in the table and in the chart, and no two have the same. Rows that come
+// after the last colour have none of their own: a chart lends them one that is free in it.
+
+const PALETTE = Array.from({ length: 12 }, (_, place) => `c${place}`);
+const looks = new Map();
+const late = (row) => banded.has(row) + (variants.has(row.name) && !named.has(row.name) ? 2 : 0);
+const spare = PALETTE.slice(1);
+for (const row of [...rows].sort((a, b) => late(a) - late(b))) {
+  const first = row.joint && ![...looks.values()].some((look) => look.kind === "bound");
   if (row.name === data.subject) looks.set(row.name, { kind: "c0", dash: "", strong: true });
-  else if (row.joint) looks.set(row.name, { kind: "bound", dash: "1 3", strong: false });
-  else {
-    looks.set(row.name, { kind: `c${1 + (others % 5)}`, dash: DASHES[others % 4], strong: false });
-    others += 1;
-  }
+  else looks.set(row.name, {
+    kind: first ? "bound" : spare.shift() || "rest", dash: row.joint ? "1 3" : "", strong: false,
+  });
 }
 
 function swatch(parent, look) {
-  const svg = make(parent, "svg", {
-    class: `swatch ${look.kind}${look.strong ? " strong" : ""}`, viewBox: "0 0 30 10", "aria-hidden": "true",
-  });
-  if (look.depth !== undefined) svg.style.setProperty("--depth", look.depth);
+  const svg = make(parent, "svg", { viewBox: "0 0 30 10", "aria-hidden": "true" });
+  paint(svg, look);
   make(svg, "line", { x1: 0, x2: 30, y1: 5, y2: 5, "stroke-dasharray": look.dash });
+  return svg;
+}
+
+function paint(svg, look, kind = look.kind) {
+  svg.setAttribute("class", `swatch ${kind}${look.strong ? " strong" : ""}`);
+  if (look.depth !== undefined) svg.style.setProperty("--depth", look.depth);
 }
 
 // A question with one answer at a time.
