@@ -133,8 +133,7 @@ def test_images_are_learned_by_one_protocol(name: str) -> None:
     assert asked.stream.options["augment"] is True
     assert (asked.stream.options["order"], asked.stream.options["blur"]) == ("shuffled", 0.0)
     assert (asked.stream.options["first"], asked.stream.options["validation"]) == (None, 0.0)
-    remainder = "short" if name == "short-batches-cifar100" else "even"
-    assert asked.stream.options["remainder"] == remainder
+    assert asked.stream.options["remainder"] == "even"
     epochs = {"online-cifar100": 1, "epochs20-cifar100": 20}.get(name, 5)
     assert asked.stream.options["epochs"] == epochs
     assert {method.options.get("replay", 64) for method in asked.methods.values()} == {64}
@@ -178,13 +177,6 @@ def test_other_lengths_differ_in_their_epochs_alone(name: str, epochs: int) -> N
     shared, other = experiment("table1-cifar100-shared"), experiment(name)
     assert other.stream == shared.stream.with_options({"epochs": epochs})
     assert (other.model, other.training) == (shared.model, shared.training)
-
-
-def test_short_batches_are_the_shared_table_but_for_them() -> None:
-    shared, short = experiment("table1-cifar100-shared"), experiment("short-batches-cifar100")
-    even = short.stream.with_options({"remainder": "even"})
-    changed = replace(short, name=shared.name, stream=even)
-    assert changed == shared
 
 
 def test_twenty_epochs_have_the_rates_of_five() -> None:
