@@ -29,7 +29,7 @@ class Anchored(ER):
         buffer: samples the memory holds; none by default.
         strength: λ, the weight of the penalty.
         interval: steps between consolidations; there is no penalty before the first.
-        retention: the part of the importance that a consolidation keeps; 1 adds up.
+        retention: the part of the importance that a consolidation keeps; 1 adds up without end.
         **er: other options of `ER`.
     """
 
@@ -40,7 +40,7 @@ class Anchored(ER):
         buffer: Natural = 0,
         strength: NonNegative = 1.0,
         interval: Count = 50,
-        retention: Share = 1.0,
+        retention: Share = 0.9,
         **er: Any,
     ) -> None:
         super().__init__(learner, buffer=buffer, **er)

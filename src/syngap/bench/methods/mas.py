@@ -22,8 +22,8 @@ class MAS(Anchored):
     moves the anchor θ* to where the network is.
 
     The paper observes after a task, sample by sample over all of its samples. Here it is during
-    training, and the gradient is that of a batch's mean, as in the authors' code. Ω adds up at
-    every consolidation, of which there are more than tasks: so the default of λ is 0.01, not 1.
+    training, and the gradient is that of a batch's mean, as in the authors' code. The paper adds up
+    tasks (retention 1, λ 1). Here Ω fades, and it is the sum of ten intervals: λ is 0.01.
 
     Args:
         learner: the network and how it sees samples.

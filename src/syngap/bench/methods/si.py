@@ -21,8 +21,9 @@ class SI(Anchored):
     step that was taken. A consolidation makes Ω ← max(0, retention · Ω + ω / ((θ - θ*)² + ξ)), sets
     ω to 0 and moves the anchor θ* to where the network is.
 
-    The paper consolidates at the end of a task; here it is each `interval` of steps. Below 0 Ω is
-    cut off, as in the authors' code.
+    The paper consolidates at the end of a task and adds up (retention 1). Here it is each
+    `interval` of steps, and Ω fades: a sum over a long stream grows until steps diverge. Below 0 Ω
+    is cut off, as in the authors' code.
 
     Args:
         learner: the network and how it sees samples.
