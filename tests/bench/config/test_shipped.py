@@ -25,8 +25,9 @@ DOCS = ROOT / "docs" / "running.md"
 CPU = torch.device("cpu")
 CORE50 = (23980, 11979, 11993, 11990, 11987, 11990, 11993, 11989, 11993)  # as its lists say
 
+ON_IMAGES = [name for name in shipped() if not name.startswith("digits")]
 each = pytest.mark.parametrize("name", shipped())
-each_on_images = pytest.mark.parametrize("name", [name for name in shipped() if name != "digits"])
+each_on_images = pytest.mark.parametrize("name", ON_IMAGES)
 
 
 def experiment(name: str) -> Experiment:
@@ -177,6 +178,17 @@ def test_other_lengths_differ_in_their_epochs_alone(name: str, epochs: int) -> N
     shared, other = experiment("table1-cifar100-shared"), experiment(name)
     assert other.stream == shared.stream.with_options({"epochs": epochs})
     assert (other.model, other.training) == (shared.model, shared.training)
+
+
+def test_peers_learn_the_digits_of_the_demo_with_its_values() -> None:
+    demo, peers = experiment("digits"), experiment("digits-peers")
+    assert (peers.stream, peers.model, peers.seeds) == (demo.stream, demo.model, demo.seeds)
+    assert demo.search is not None
+    assert peers.search is not None
+    assert (peers.search.trials, peers.search.seeds) == (demo.search.trials, demo.search.seeds)
+    shared = {row for row in peers.methods if row in demo.methods}
+    assert all(peers.methods[row] == demo.methods[row] for row in shared)
+    assert {*peers.search.spaces} == {*peers.methods} - shared
 
 
 def test_twenty_epochs_have_the_rates_of_five() -> None:
