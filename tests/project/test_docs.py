@@ -274,7 +274,9 @@ def test_configurations_are_sound(page: Path) -> None:
 
 # Tables of options
 
-_REPLAYING = dict.fromkeys(("er_ace", "derpp", "ewcpp", "syngap"), "er")
+_REPLAYING = dict.fromkeys(
+    ("er_ace", "derpp", "agem", "cls_er", "scr", "ewcpp", "si", "mas", "lwf", "syngap"), "er"
+)
 
 
 def tables(page: str) -> dict[str, dict[str, Any]]:

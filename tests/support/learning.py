@@ -24,6 +24,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("adam", {"lr": 0.01}),
     "ballistic": ("ballistic", {"lr": 0.01, "beta": 0.9}),
     "ewcpp": ("ewcpp", {"interval": 3, "momentum": 0.5, "buffer": 9, "replay": 4}),
+    "si": ("si", {"interval": 3, "momentum": 0.5, "buffer": 9, "replay": 4}),
+    "mas": ("mas", {"interval": 3, "strength": 0.01, "buffer": 9, "replay": 4}),
+    "mas-alone": ("mas", {"interval": 4, "strength": 0.01, "retention": 0.5, "average": 0.7}),
+    "lwf": ("lwf", {"retention": 0.7, "warmup": 2, "momentum": 0.5}),
     "er": ("er", {"buffer": 9, "replay": 4, "momentum": 0.5}),
     "er-adam-balanced": (
         "er",
@@ -31,6 +35,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "er_ace": ("er_ace", {"buffer": 9, "replay": 4, "optimizer": "ballistic", "lr": 0.01}),
     "derpp": ("derpp", {"buffer": 9, "replay": 4}),
+    "agem": ("agem", {"buffer": 9, "replay": 4, "momentum": 0.5}),
+    "agem-teacher": ("agem", {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5}),
+    "cls_er": (
+        "cls_er",
+        {"buffer": 9, "replay": 4, "average": 0.7, "plastic": 0.5, "update": 0.5, "warmup": 2},
+    ),
+    "scr": ("scr", {"buffer": 9, "replay": 4, "momentum": 0.5, "temperature": 0.5}),
     "syngap": ("syngap", {"buffer": 9, "replay": 4, "momentum": 0.5}),
     "syngap-exact": (
         "syngap",

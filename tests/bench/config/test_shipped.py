@@ -25,8 +25,9 @@ DOCS = ROOT / "docs" / "running.md"
 CPU = torch.device("cpu")
 CORE50 = (23980, 11979, 11993, 11990, 11987, 11990, 11993, 11989, 11993)  # as its lists say
 
+ON_IMAGES = [name for name in shipped() if not name.startswith("digits")]
 each = pytest.mark.parametrize("name", shipped())
-each_on_images = pytest.mark.parametrize("name", [name for name in shipped() if name != "digits"])
+each_on_images = pytest.mark.parametrize("name", ON_IMAGES)
 
 
 def experiment(name: str) -> Experiment:
@@ -133,8 +134,7 @@ def test_images_are_learned_by_one_protocol(name: str) -> None:
     assert asked.stream.options["augment"] is True
     assert (asked.stream.options["order"], asked.stream.options["blur"]) == ("shuffled", 0.0)
     assert (asked.stream.options["first"], asked.stream.options["validation"]) == (None, 0.0)
-    remainder = "short" if name == "short-batches-cifar100" else "even"
-    assert asked.stream.options["remainder"] == remainder
+    assert asked.stream.options["remainder"] == "even"
     epochs = {"online-cifar100": 1, "epochs20-cifar100": 20}.get(name, 5)
     assert asked.stream.options["epochs"] == epochs
     assert {method.options.get("replay", 64) for method in asked.methods.values()} == {64}
@@ -180,11 +180,15 @@ def test_other_lengths_differ_in_their_epochs_alone(name: str, epochs: int) -> N
     assert (other.model, other.training) == (shared.model, shared.training)
 
 
-def test_short_batches_are_the_shared_table_but_for_them() -> None:
-    shared, short = experiment("table1-cifar100-shared"), experiment("short-batches-cifar100")
-    even = short.stream.with_options({"remainder": "even"})
-    changed = replace(short, name=shared.name, stream=even)
-    assert changed == shared
+def test_peers_learn_the_digits_of_the_demo_with_its_values() -> None:
+    demo, peers = experiment("digits"), experiment("digits-peers")
+    assert (peers.stream, peers.model, peers.seeds) == (demo.stream, demo.model, demo.seeds)
+    assert demo.search is not None
+    assert peers.search is not None
+    assert (peers.search.trials, peers.search.seeds) == (demo.search.trials, demo.search.seeds)
+    shared = {row for row in peers.methods if row in demo.methods}
+    assert all(peers.methods[row] == demo.methods[row] for row in shared)
+    assert {*peers.search.spaces} == {*peers.methods} - shared
 
 
 def test_twenty_epochs_have_the_rates_of_five() -> None:

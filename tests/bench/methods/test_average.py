@@ -33,6 +33,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "er_ace": {"buffer": 9, "replay": 4},
     "derpp": {"buffer": 9, "replay": 4},
     "ewcpp": {"interval": 3, "strength": 0.5},
+    "si": {"interval": 3, "strength": 0.5},
+    "mas": {"interval": 3},
+    "lwf": {"retention": 0.7, "warmup": 2},
+    "agem": {"buffer": 9, "replay": 4},
+    "scr": {"buffer": 9, "replay": 4},
     "syngap": {"buffer": 9, "replay": 4},
     "joint": {"optimizer": "adam", "lr": 0.01},
 }
@@ -191,6 +196,10 @@ def test_another_method_does_not_inherit_it() -> None:
     assert pupil.evaluated_model is not pupil.model
     kind(pupil)
     assert pupil.evaluated_model is pupil.model
+    methods.registry.get("scr")(pupil)
+    assert pupil.classifier is not None
+    kind(pupil)
+    assert pupil.classifier is None
 
 
 # Runs ---------------------------------------------------------------------------------------------

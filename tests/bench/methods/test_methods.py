@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -36,6 +37,7 @@ from syngap.bench.streams import Batch, Stream
 from syngap.bench.training.checkpoint import pack, random_states, restore_random_states, unpack
 
 INPUTS, CLASSES, ROWS = 5, 4, 6
+MEMORY = ["er", "er_ace", "derpp", "agem", "cls_er", "scr", "ewcpp", "si", "mas", "lwf", "syngap"]
 every_case = pytest.mark.parametrize("case", CASES)
 every_method = pytest.mark.parametrize("name", sorted({name for name, _ in CASES.values()}))
 
@@ -46,8 +48,8 @@ every_method = pytest.mark.parametrize("name", sorted({name for name, _ in CASES
 class Precise(Learner):
     """In float64, where the library's own rounds logits to float32."""
 
-    def predict(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(seen(x))
+    def _forward(self, x: Tensor, model: nn.Module) -> Tensor:
+        logits: Tensor = model(seen(x))
         return logits
 
 
@@ -407,6 +409,200 @@ def test_ewcpp_survives_an_interval_in_which_nothing_had_a_gradient(strength: fl
     assert_identical(values_of(pupil.model), before)
 
 
+class Integrating:
+    """Synaptic intelligence: what each parameter's path did for the loss, by squared distance."""
+
+    def __init__(self, model: nn.Module, damping: float, retention: float) -> None:
+        self.damping, self.retention = damping, retention
+        self.sums = {name: torch.zeros_like(p) for name, p in trainable(model).items()}
+        self.importance = {name: torch.zeros_like(p) for name, p in self.sums.items()}
+
+    def observe(self, g: Values, before: Values, after: Values, _: nn.Module, x: Tensor) -> None:
+        for name in self.sums:
+            self.sums[name] = self.sums[name] - g[name] * (after[name] - before[name])
+
+    def consolidate(self, moved: Values) -> None:
+        for name, distance in moved.items():
+            gained = self.sums[name] / (distance**2 + self.damping)
+            summed = self.retention * self.importance[name] + gained
+            self.importance[name] = torch.where(summed > 0, summed, torch.zeros_like(summed))
+            self.sums[name] = torch.zeros_like(gained)
+
+
+class Sensing:
+    """Memory aware synapses: how much the squared length of the logits depends on a parameter."""
+
+    def __init__(self, model: nn.Module, interval: int, retention: float) -> None:
+        self.interval, self.retention = interval, retention
+        self.recent: list[Values] = []
+        self.importance = {name: torch.zeros_like(p) for name, p in trainable(model).items()}
+
+    def observe(self, g: Values, b: Values, a: Values, before: nn.Module, x: Tensor) -> None:
+        length = torch.stack([logit**2 for row in before(x) for logit in row]).sum() / len(x)
+        self.recent.append({k: part.abs() for k, part in gradient(length, before).items()})
+
+    def consolidate(self, moved: Values) -> None:
+        for name in moved:
+            mean = sum(seen_once[name] for seen_once in self.recent) / self.interval
+            self.importance[name] = self.retention * self.importance[name] + mean
+        self.recent = []
+
+
+@pytest.mark.parametrize("retention", [1.0, 0.5])
+@pytest.mark.parametrize("buffer", [0, 8])
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["si", "mas"])
+def test_importance_of_si_and_mas_pulls_towards_the_last_anchor(
+    name: str, rule: str, buffer: int, retention: float, draws: Draws
+) -> None:
+    options, make = RULES[rule]
+    own = {"strength": 0.3, "interval": 3, "retention": retention}
+    own |= {"damping": 0.01} if name == "si" else {}
+    method = method_of(name, **options, **own, optimizer=rule, buffer=buffer, replay=4)
+    model, update, batches = double_network(), make(), arriving(11)
+    measure: Integrating | Sensing = Sensing(model, 3, retention)
+    if name == "si":
+        measure = Integrating(model, 0.01, retention)
+    anchor, pulled = copies(model), 0.0
+    for step, batch in enumerate(batches):
+        method.step(batch)
+        drawn = draws.one()
+        x, y = batch
+        if buffer and step > 0:
+            assert_replay_is_honest(drawn, batches[:step], 4)
+            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        of_loss = gradient(mean_cross_entropy(model(seen(x)), y), model)
+        penalty = torch.zeros((), dtype=torch.float64)
+        for key_, importance in measure.importance.items():
+            penalty = penalty + (importance * (trainable(model)[key_] - anchor[key_]) ** 2).sum()
+        of_penalty = gradient(0.3 * penalty, model)
+        pulled += max(g.abs().max().item() for g in of_penalty.values())
+        earlier, before = copy.deepcopy(model), copies(model)
+        descend(model, {key_: of_loss[key_] + of_penalty[key_] for key_ in of_loss}, update)
+        measure.observe(of_loss, before, copies(model), earlier, seen(x))
+        if step % 3 == 2:
+            now = copies(model)
+            measure.consolidate({key_: now[key_] - anchor[key_] for key_ in now})
+            anchor = now
+    assert pulled > 0.01
+    assert_same_weights(method.learner.model, model)
+
+
+def copies(model: nn.Module) -> Values:
+    return {name: p.detach().clone() for name, p in trainable(model).items()}
+
+
+def test_mas_discards_the_sensitivity_of_a_step_that_is_undone() -> None:
+    method = method_of("mas")
+    method.loss(arriving(1)[0])
+    method.undo()
+    assert method.state_dict()["_sensitivity"] == []
+
+
+def test_agem_takes_away_what_would_raise_the_loss_of_the_replayed_batch(draws: Draws) -> None:
+    method = method_of("agem", lr=0.2, momentum=0.5, buffer=8, replay=4)
+    model, update = double_network(), Plain(0.2, 0.5)
+    batches = [*arriving(4, [0, 2]), *arriving(10, [1, 3])[4:]]
+    projected = 0
+    for step, batch in enumerate(batches):
+        method.step(batch)
+        drawn = draws.one()
+        assert_replay_is_honest(drawn, batches[:step], 4)
+        g = gradient(mean_cross_entropy(model(seen(batch.x)), batch.y), model)
+        if step > 0:
+            past = gradient(mean_cross_entropy(model(seen(drawn["x"])), drawn["y"]), model)
+            product = sum((g[name] * past[name]).sum() for name in g)
+            square = sum((past[name] ** 2).sum() for name in g)
+            if product < 0:
+                projected += 1
+                g = {name: g[name] - product / square * past[name] for name in g}
+                after = sum((g[name] * past[name]).sum() for name in g)
+                assert abs(after) < 1e-12, "to first order, the replayed loss stays"
+        descend(model, g, update)
+    assert not draws.found
+    assert 1 < projected < len(batches) - 1
+    assert_same_weights(method.learner.model, model)
+
+
+def test_agem_without_a_memory_is_sgd() -> None:
+    agem, sgd = method_of("agem", lr=0.2, buffer=0), method_of("sgd", lr=0.2)
+    for batch in arriving(8):
+        agem.step(batch)
+        sgd.step(batch)
+    assert_same_weights(agem.learner.model, sgd.learner.model)
+
+
+def unit(row: Tensor) -> Tensor:
+    return row / torch.sqrt((row**2).sum())
+
+
+def test_scr_attracts_samples_of_one_class(draws: Draws) -> None:
+    method = method_of("scr", lr=0.2, temperature=0.5, buffer=8, replay=4)
+    model, update, batches = double_network(), Plain(0.2), arriving(8)
+    for step, batch in enumerate(batches):
+        method.step(batch)
+        drawn = draws.one()
+        assert_replay_is_honest(drawn, batches[:step], 4)
+        x, y = batch
+        if step > 0:
+            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        z = [unit(row) for row in model(seen(torch.cat([x, x])))]
+        labels = y.tolist() * 2
+        total = torch.zeros((), dtype=torch.float64)
+        for i, one in enumerate(z):
+            every = sum((one @ z[k] / 0.5).exp() for k in range(len(z)) if k != i)
+            alike = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
+            for j in alike:
+                total = total - ((one @ z[j] / 0.5).exp() / every).log() / len(alike)
+        descend(model, gradient(total / len(z), model), update)
+    assert not draws.found
+    assert_same_weights(method.learner.model, model)
+
+
+def test_scr_names_the_class_whose_mean_is_nearest() -> None:
+    method = method_of("scr", buffer=20, replay=4)
+    for batch in arriving(3, [0, 2, 3]):
+        method.step(batch)
+    kept = method.memory.state_dict()["fields"]
+    means = {}
+    for label in set(kept["y"].tolist()):
+        rows = method.learner.model(seen(kept["x"][kept["y"] == label]))
+        means[label] = unit(torch.stack([unit(row) for row in rows]).sum(0) / len(rows))
+    assert set(means) == {0, 2, 3}
+    x = arriving(5)[-1].x
+    answers = method.learner.evaluate(x).argmax(1).tolist()
+    for row, answer in zip(method.learner.model(seen(x)), answers, strict=True):
+        distances = {label: ((unit(row) - mean) ** 2).sum() for label, mean in means.items()}
+        assert answer == min(distances, key=lambda label: distances[label])
+    assert len(set(answers)) > 1
+
+
+def test_scr_evaluates_before_it_has_samples_and_draws_nothing_for_it() -> None:
+    method = method_of("scr", buffer=20, replay=4)
+    assert method.learner.evaluate(arriving(1)[0].x).isfinite().all()
+    method.step(arriving(1)[0])
+    before = method.state_dict()["memory"]["generator"].clone()
+    assert method.learner.evaluate(arriving(1)[0].x).isfinite().all()
+    assert_identical(method.state_dict()["memory"]["generator"], before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("scr", {"buffer": 0}, "buffer: got 0 with scr"),
+        *(
+            (name, {"average": 0.9, "teacher": 0.3}, f"teacher: got 0.3 with {name}")
+            for name in ("scr", "lwf", "cls_er")
+        ),
+    ],
+)
+def test_options_that_a_method_has_no_use_for_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        method_of(name, **options)
+
+
 # SynGAP -------------------------------------------------------------------------------------------
 
 
@@ -538,7 +734,7 @@ def test_directions_where_they_cannot_be_are_refused() -> None:
         methods.registry.get("syngap")(captured, directions=True)
 
 
-@pytest.mark.parametrize("name", ["er", "er_ace", "derpp", "ewcpp", "syngap", "joint"])
+@pytest.mark.parametrize("name", [*MEMORY, "joint"])
 def test_momentum_of_an_optimizer_that_has_none_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"momentum: got 0\.9 with adam"):
         method_of(name, optimizer="adam", momentum=0.9)
@@ -558,7 +754,7 @@ class Recording(Learner):
         return logits
 
 
-@pytest.mark.parametrize("name", ["er", "er_ace", "derpp", "ewcpp", "syngap"])
+@pytest.mark.parametrize("name", MEMORY)
 def test_the_memory_keeps_samples_as_they_were_stored(name: str) -> None:
     """Augmented they are only when they are learned, and anew at each replay."""
     stream = pictures()

@@ -26,7 +26,7 @@ from test_methods import (
 )
 from torch import Tensor, nn
 
-from syngap.bench import methods
+from syngap.bench import methods, seeds
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.average import Average, lag_note
@@ -200,6 +200,119 @@ def test_a_teacher_adds_strength_times_the_divergence_from_the_average(
     assert_same_weights(pupil.evaluated_model, hand.average)
 
 
+# Methods that are taught by averages of their own -------------------------------------------------
+
+
+@pytest.fixture
+def precise_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, where the library's own rounds the newest weights' share to float32."""
+
+    def approach(self: Average, share: Tensor) -> None:
+        for old, new in zip(self.model.parameters(), self._source.parameters(), strict=True):
+            old.add_(share * (new - old))
+
+    monkeypatch.setattr(Average, "_approach", approach)
+
+
+def as_network(path: list[dict[str, Tensor]], retention: float) -> nn.Sequential:
+    """The average of what the weights were; a new network where there were none."""
+    model = double_network()
+    if path:
+        model.load_state_dict(averaged(path, retention))
+    return model
+
+
+def double_learner(seed: int = 0) -> Learner:
+    return Precise(double_network(), lambda x, _: seen(x), seed=seed)
+
+
+@pytest.mark.parametrize("buffer", [0, 8])
+@pytest.mark.usefixtures("precise_averages")
+def test_lwf_adds_the_cross_entropy_of_what_the_average_of_the_weights_answers(
+    buffer: int,
+    draws: Draws,  # noqa: F811
+) -> None:
+    own = {"strength": 0.7, "temperature": 2.0, "retention": 0.8, "warmup": 4}
+    pupil = double_learner()
+    method = methods.registry.get("lwf")(pupil, lr=RATE, buffer=buffer, replay=REPLAY, **own)
+    model, update = double_network(), Plain(RATE)
+    path: list[dict[str, Tensor]] = []
+    for step, batch in enumerate([*arriving(3, [0, 2]), *arriving(8, [1, 3])[3:]]):
+        method.step(batch)
+        drawn = draws.one()
+        x, y = batch
+        if buffer and step:
+            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        logits = model(seen(x))
+        loss = mean_cross_entropy(logits, y)
+        if step >= 4:
+            earlier = as_network(path, 0.8)(seen(x)).detach()
+            for new, old in zip(logits / 2, earlier / 2, strict=True):
+                for label in range(CLASSES):
+                    answer = log_probability(old, label).exp()
+                    loss = loss - 0.7 * answer * log_probability(new, label) / len(x)
+        descend(model, gradient(loss, model), update)
+        path.append(copied(model))
+    assert_same_weights(pupil.model, model)
+    assert_same_weights(method.earlier.model, as_network(path, 0.8))
+    assert pupil.evaluated_model is pupil.model
+
+
+@pytest.mark.parametrize(("stable", "plastic"), [(0.6, 0.8), (0.9, 0.4)])
+@pytest.mark.usefixtures("precise_averages")
+def test_cls_er_pulls_replayed_logits_towards_the_surer_of_two_averages(
+    stable: float,
+    plastic: float,
+    draws: Draws,  # noqa: F811
+) -> None:
+    own = {"average": 0.8, "update": stable, "plastic": 0.5, "plastic_update": plastic}
+    own |= {"strength": 0.9}
+    pupil = double_learner(seed=3)
+    method = methods.registry.get("cls_er")(
+        pupil, lr=RATE, buffer=8, replay=REPLAY, warmup=4, **own
+    )
+    chances = {name: seeds.generator(3, f"{name} average") for name in ("stable", "plastic")}
+    retention, probability = {"stable": 0.8, "plastic": 0.5}, {"stable": stable, "plastic": plastic}
+    paths: dict[str, list[dict[str, Tensor]]] = {"stable": [], "plastic": []}
+    model, update = double_network(), Plain(RATE)
+    taught_by = []
+    batches = [*arriving(5, [0, 2]), *arriving(14, [1, 3])[5:]]
+    for step, batch in enumerate(batches):
+        method.step(batch)
+        drawn = draws.one()
+        x, y = batch
+        if step:
+            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        loss = mean_cross_entropy(model(seen(x)), y)
+        if step and min(map(len, paths.values())) >= 4:
+            now, targets = model(seen(drawn["x"])), []
+            said = {k: as_network(p, retention[k])(seen(drawn["x"])) for k, p in paths.items()}
+            for row, label in enumerate(drawn["y"].tolist()):
+                sure = {k: log_probability(said[k][row], label) for k in said}
+                taught_by.append("stable" if sure["stable"] > sure["plastic"] else "plastic")
+                targets.append(said[taught_by[-1]][row].detach())
+            loss = loss + 0.9 * mean_squared_error(now, torch.stack(targets))
+        descend(model, gradient(loss, model), update)
+        for name, chance in chances.items():
+            if torch.rand((), generator=chance) < probability[name]:
+                paths[name].append(copied(model))
+    assert set(taught_by) == {"stable", "plastic"}
+    assert max(map(len, paths.values())) < len(batches)
+    assert_same_weights(pupil.model, model)
+    assert_same_weights(method.plastic.model, as_network(paths["plastic"], 0.5))
+    assert_same_weights(pupil.evaluated_model, as_network(paths["stable"], 0.8))
+
+
+@pytest.mark.parametrize("retention", [0.3, 0.9, 0.9999])
+def test_an_average_knows_how_many_updates_it_has_had(retention: float) -> None:
+    average = Average(nn.Linear(1, 1), retention)
+    for updates in range(60):
+        assert average.has_seen(updates)
+        assert not average.has_seen(updates + 1) or retention**updates < 1e-11
+        average.follow()
+    assert Average(nn.Linear(1, 1), 0.5).has_seen(1000).item() is False
+
+
 # What the teacher sees ----------------------------------------------------------------------------
 
 
@@ -211,7 +324,7 @@ def watched(module: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("on", ["replay", "all"])
-@pytest.mark.parametrize("name", REPLAYING)
+@pytest.mark.parametrize("name", [*REPLAYING, "agem"])
 def test_the_teacher_sees_the_same_augmented_samples_as_the_network(name: str, on: str) -> None:
     stream = pictures()
     assert stream.transform.augments
@@ -266,13 +379,13 @@ def test_the_teacher_draws_no_random_numbers_of_its_own() -> None:
 # What it needs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*REPLAYING, "ewcpp"])
+@pytest.mark.parametrize("name", [*REPLAYING, "agem", "ewcpp", "si", "mas"])
 def test_a_teacher_without_an_average_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"teacher: got 0\.4 without an average.*set average"):
         taught(name, learner(pictures()), average=0.0)
 
 
-@pytest.mark.parametrize("name", [*REPLAYING, "ewcpp"])
+@pytest.mark.parametrize("name", [*REPLAYING, "agem", "ewcpp", "si", "mas"])
 def test_a_teacher_on_replay_without_a_memory_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"teacher: got 0\.4 on replay with buffer 0.*all"):
         taught(name, learner(pictures()), buffer=0)

@@ -14,7 +14,7 @@ from rich.console import Console
 from runfolders import Made, write_experiment, write_run
 from scipy import stats
 
-from syngap.bench.config.experiment import Experiment, read, shipped
+from syngap.bench.config.experiment import Experiment, read
 from syngap.bench.reporting import paper
 from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.headline import headline
@@ -136,8 +136,7 @@ def test_the_ablation_has_the_numbers_of_its_own_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(paper.EXPERIMENTS))
 def test_quoted_rows_are_rows_of_the_experiment_that_ships(name: str) -> None:
-    shipped_as = name.removesuffix("-tuned") if name not in shipped() else name
-    known = Experiment.from_mapping(read(shipped_as)).methods
+    known = Experiment.from_mapping(read(name)).methods
     assert [row for row in paper.EXPERIMENTS[name] if row not in known] == []
     if name == "table2-ablation":
         options = {row: method.options for row, method in known.items()}

@@ -78,6 +78,10 @@ class Memory(ABC):
             return {}
         return self._fields.read(decision(lambda: self._draw_slots(count), self._fields.device))
 
+    def samples(self) -> dict[str, Tensor]:
+        """Return copies of all samples; {} if there are none. Nothing is drawn at random."""
+        return self._fields.state_dict(len(self)) if self else {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything: nested dictionaries of tensors and whole numbers."""
         return {

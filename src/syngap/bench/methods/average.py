@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from syngap.bench.errors import UserError
+from syngap.bench.tape import decision
 
-__all__ = ["Average", "lag_note"]
+__all__ = ["Average", "OccasionalAverage", "lag_note"]
 
 _OLD_SHARE = 0.2  # how much of an average may be from before the task that just ended
 
@@ -57,7 +58,10 @@ class Average:
     def follow(self) -> None:
         """Update the average with the network's weights."""
         self._weight.mul_(self._retention).add_(1 - self._retention)
-        share = ((1 - self._retention) / self._weight).float()
+        self._approach((1 - self._retention) / self._weight)
+
+    def _approach(self, share: Tensor) -> None:
+        """Replace this share of the average by the network's weights."""
         fast, slow = [], []
         # Gathered anew, because a module may put a new tensor in a buffer's place.
         pairs = zip(_tensors(self._source), _tensors(self.model), self._fades, strict=True)
@@ -68,13 +72,21 @@ class Average:
             else:
                 averaged.copy_(newest)
         ahead = torch._foreach_sub(fast, slow)
-        torch._foreach_mul_(ahead, share)
+        torch._foreach_mul_(ahead, share.float())
         torch._foreach_add_(slow, ahead)
 
     @property
     def weight(self) -> Tensor:
         """1 - αⁿ after n steps: which part of its span the average has seen."""
         return self._weight
+
+    def has_seen(self, updates: int) -> Tensor:
+        """Return whether the average has had so many updates, or all that it spans.
+
+        It is a tensor on the network's device, so that a CUDA graph can read it anew.
+        """
+        left = max(self._retention ** (updates - 0.5), 1e-12)  # half an update of room
+        return torch.gt(self._weight, 1 - left)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged network, and how many steps it stands for."""
@@ -84,6 +96,51 @@ class Average:
         """Restore what `state_dict` gave."""
         self.model.load_state_dict(state["model"])
         self._weight.copy_(state["weight"])
+
+
+class OccasionalAverage(Average):
+    """An average that each `follow` updates with a probability only.
+
+    Args:
+        model: the network that learns.
+        retention: α.
+        probability: of an update.
+        generator: of the random numbers, on the CPU; its state is part of this one's.
+
+    Examples:
+        >>> fast = nn.Linear(1, 1, bias=False)
+        >>> never = OccasionalAverage(fast, 0.5, 0.0, torch.Generator())
+        >>> never.follow()
+        >>> never.has_seen(1)
+        tensor(False)
+    """
+
+    def __init__(
+        self, model: nn.Module, retention: float, probability: float, generator: torch.Generator
+    ) -> None:
+        super().__init__(model, retention)
+        self._probability, self._generator = probability, generator
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Update the average, or leave it; a CUDA graph does the same work either way."""
+        update = decision(self._decide, self._weight.device)
+        weight = self._weight * self._retention + (1 - self._retention)
+        share = torch.where(update, (1 - self._retention) / weight, 0.0)
+        self._weight.copy_(torch.where(update, weight, self._weight))
+        self._approach(share)
+
+    def _decide(self) -> Tensor:
+        return torch.rand((), generator=self._generator) < self._probability
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return also the state of the random numbers."""
+        return {**super().state_dict(), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self._generator.set_state(state["generator"].cpu())
 
 
 def lag_note(retention: float, ends: Sequence[int], option: str = "average") -> str:

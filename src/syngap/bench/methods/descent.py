@@ -43,6 +43,7 @@ class Descent(Method):
     ) -> None:
         super().__init__(learner)
         learner.average = Average(learner.model, average) if average else None
+        learner.classifier = None
         if momentum and optimizer != "sgd":
             raise UserError(
                 f"momentum: got {momentum} with {optimizer}, which has none to set; leave it 0"

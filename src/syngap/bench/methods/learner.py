@@ -19,6 +19,7 @@ __all__ = ["Learner", "NonFinite", "Precision"]
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 Prepare: TypeAlias = Callable[[Tensor, torch.Generator | None], Tensor]
+Classifier: TypeAlias = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
 class Learner:
@@ -37,6 +38,8 @@ class Learner:
     Attributes:
         guard: checks losses and gradients.
         average: the network's averaged weights, where a method keeps them.
+        classifier: makes logits for evaluation of the network's outputs, where a method sets it; it
+            also gets a function from stored samples to outputs.
 
     Examples:
         >>> learner = Learner(nn.Linear(2, 3), lambda x, generator: x / 255)
@@ -70,6 +73,7 @@ class Learner:
         if self._last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average: Average | None = None
+        self.classifier: Classifier | None = None
         self._never_finite = _nonfinite_buffers(self.model)
         self._prepare, self._seed = prepare, seed
         self._sources: list[torch.Generator] = []
@@ -87,11 +91,15 @@ class Learner:
         """Return float32 logits of samples that `augment` returned, in training mode."""
         return self._forward(inputs, self.model)
 
-    @torch.no_grad()
     def forward_average(self, inputs: Tensor) -> Tensor:
         """Return the averaged network's logits of such samples: evaluation mode, no gradient."""
         assert self.average is not None
-        return self._forward(inputs, self.average.model)
+        return self.forward_without_gradient(inputs, self.average.model)
+
+    @torch.no_grad()
+    def forward_without_gradient(self, inputs: Tensor, model: nn.Module) -> Tensor:
+        """Return another network's logits of such samples, in the mode that it is in."""
+        return self._forward(inputs, model)
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -109,8 +117,12 @@ class Learner:
         model = self.model if newest else self.evaluated_model
         training = model.training
         model.eval()
+
+        def outputs(stored: Tensor) -> Tensor:
+            return self._forward(self._prepare(stored.to(self.device), None), model)
+
         try:
-            return self._forward(self._prepare(x.to(self.device), None), model)
+            return outputs(x) if self.classifier is None else self.classifier(outputs(x), outputs)
         finally:
             model.train(training)
 

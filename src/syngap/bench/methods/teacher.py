@@ -12,12 +12,12 @@ begins when the average has seen half of its span, 1 - αⁿ ≥ 0.5 after n ste
 the running statistics of a younger one are still those of a new network, and its logits may be
 huge.
 
-CLS-ER (Arani, Sarfraz and Zonooz 2022) is a relative: it keeps two averages, and for each replayed
-sample the one that is surer of the label teaches.
+CLS-ER, a relative with two averages, is the method `cls_er`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -27,7 +27,7 @@ from torch.nn.functional import kl_div, mse_loss
 from syngap.bench.errors import UserError
 from syngap.bench.methods.learner import Learner
 
-__all__ = ["TaughtSamples", "Teacher", "TeacherLoss"]
+__all__ = ["TaughtSamples", "Teacher", "TeacherLoss", "refuse_teacher"]
 
 TeacherLoss: TypeAlias = Literal["mse", "kl"]
 TaughtSamples: TypeAlias = Literal["replay", "all"]
@@ -110,3 +110,17 @@ class Teacher:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore nothing."""
+
+
+def refuse_teacher(options: Mapping[str, Any], method: str) -> None:
+    """Raise a UserError where the options of a method that takes no teacher have one.
+
+    Examples:
+        >>> refuse_teacher({"teacher": 0.3}, "lwf")
+        Traceback (most recent call last):
+        syngap.bench.errors.UserError: teacher: got 0.3 with lwf, whose loss takes none; leave it 0
+    """
+    if options.get("teacher"):
+        raise UserError(
+            f"teacher: got {options['teacher']} with {method}, whose loss takes none; leave it 0"
+        )

@@ -61,8 +61,6 @@ _ABLATION: _Table = {
 EXPERIMENTS: Mapping[str, _Table] = {
     "table1-cifar100-shared": _CIFAR100,
     "table1-cifar100-tuned": _CIFAR100,
-    "short-batches-cifar100": _CIFAR100,
-    "short-batches-cifar100-tuned": _CIFAR100,
     "table2-ablation": _ABLATION,
     "core50-nc": _CORE50,
 }

@@ -284,14 +284,20 @@ def labels(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 _METHODS = {
     "adam": "Adam",
+    "agem": "A-GEM",
     "ballistic": "Ballistic",
+    "cls_er": "CLS-ER",
     "derpp": "DER++",
     "er": "ER",
     "er_ace": "ER-ACE",
     "ewcpp": "EWC++",
     "joint": "Joint",
+    "lwf": "LwF",
+    "mas": "MAS",
+    "scr": "SCR",
     "sgd": "SGD",
     "sgdm": "SGDM",
+    "si": "SI",
     "syngap": "SynGAP",
 }
 _LONGEST_LABEL = 100  # characters
