@@ -41,6 +41,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "er_ace": {"lr": 0.3, "buffer": 50, "replay": 10},
     "derpp": {"lr": 0.1, "buffer": 50, "replay": 10, "memory": "balanced"},
     "ewcpp": {"lr": 0.03, "momentum": 0.9, "interval": 20},
+    "si": {"lr": 0.03, "momentum": 0.9, "strength": 0.1, "interval": 20},
+    "mas": {"lr": 0.03, "strength": 0.001, "interval": 20},
+    "lwf": {"lr": 0.03, "strength": 3.0, "warmup": 20},
+    "agem": {"lr": 0.1, "buffer": 50, "replay": 10},
+    "cls_er": {"lr": 0.1, "buffer": 50, "replay": 10, "average": 0.99, "plastic": 0.95},
+    "scr": {"lr": 0.1, "buffer": 50, "replay": 10, "temperature": 0.3},
     "syngap": {"lr": 1.0, "buffer": 50, "replay": 10},
     "joint": {"lr": 0.1, "retrained": True},
 }
