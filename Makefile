@@ -37,7 +37,8 @@ DOCUMENTS = README.md results/README.md docs/*.md
 
 results: $(VENV)/.installed ## put the numbers and figures of results/ into README and docs
 	@"$(BIN)/syngap" fill $(DOCUMENTS)
-	@"$(BIN)/syngap" report results/table1-cifar100-shared --figures docs/figures > /dev/null
+	@"$(BIN)/syngap" report results/table1-cifar100-shared --figures build/figures > /dev/null
+	@cd build/figures && cp by-lr.svg landscape.svg landscape-random.svg layers.svg plasticity.svg ../../docs/figures
 	@"$(BIN)/syngap" report results/digits --figure docs/demo.svg --figures build/figures > /dev/null
 	@cp build/figures/landscape.svg docs/figures/landscape-digits.svg
 	@"$(BIN)/syngap" report results/finetune-smollm2 --figure docs/figures/smollm2.svg > /dev/null

@@ -3,9 +3,11 @@ import shlex
 import shutil
 import subprocess
 from importlib import metadata, resources
+from pathlib import Path
 from typing import Any
 
 import pytest
+import words
 import yaml
 from checkout import ROOT
 
@@ -126,3 +128,83 @@ def test_badges_say_what_the_project_says() -> None:
     assert badge == "%20%7C%20".join(named)
     (licence,) = re.findall(r'^license = "(.+)"', project, re.MULTILINE)
     assert f"badge/licence-{licence.replace('-', '--')}-" in readme
+
+
+# docs/promises.md names tests that there are, and every file with tests.
+
+TESTS = ROOT / "tests"
+
+
+def named_tests(text: str) -> dict[str, set[str]]:
+    """The test files that a page of promises names, each with the tests that it names there."""
+    found: dict[str, set[str]] = {}
+    for row in re.findall(r"^\|.+\|(.+)\|$", text, re.MULTILINE):
+        for file, tests in re.findall(r"`([\w/]+\.py)`(?:: ((?:`test_\w+`(?:, )?)+))?", row):
+            found.setdefault(file, set()).update(re.findall(r"`(\w+)`", tests))
+    return found
+
+
+def faults(text: str, folder: Path) -> list[str]:
+    """Names on a page of promises that are no tests of `folder`, and files that it leaves out."""
+    named = named_tests(text)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")}
+    found = [f"there is no {file}" for file in sorted(named.keys() - there)]
+    found += [f"{file} is not named" for file in sorted(there - named.keys())]
+    for file in sorted(named.keys() & there):
+        tests = re.findall(r"^def (test_\w+)", (folder / file).read_text("utf-8"), re.MULTILINE)
+        found += [f"there is no {test} in {file}" for test in sorted(named[file] - set(tests))]
+    return found
+
+
+def test_every_promise_has_its_test_and_every_test_file_its_promise() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text("utf-8")
+    assert faults(text, TESTS) == []
+    assert sum(map(len, named_tests(text).values())) > 40
+
+
+def test_what_is_missing_would_be_noticed(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text("def test_one() -> None: ...\n")
+    text = "| x | `test_a.py`: `test_one`, `test_two` |\n| y | `test_b.py`, `test_d.py` |\n"
+    assert faults(text, tmp_path) == [
+        "there is no test_d.py",
+        "test_c.py is not named",
+        "there is no test_two in test_a.py",
+    ]
+
+
+# README, docs, code and examples use the field's own words.
+
+
+def test_no_word_is_of_this_project_alone() -> None:
+    assert [str(finding) for finding in words.findings()] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("README.md", "a\nThe weights are turned.\n", ["turned"]),
+        ("docs/a.md", "15 % of the\nway back, Judged by hand\n", ["way back", "Judged"]),
+        ("docs/a.md", "it is not told apart, and not retold\n", ["told apart"]),
+        ("src/a.py", "def f(given, forgiven):\n    _held = given\n", ["given", "_held"]),
+        ("src/a.py", "on_the_way = 1\n", ["on the way"]),
+        ("examples/a.ipynb", '{"source": ["what was heard"]}', ["heard"]),
+        ("docs/a.md", "Neither returned, untold nor overheard is one of them.\n", []),
+        ("tests/a.py", "told = 1\n", []),
+    ],
+)
+def test_such_a_word_is_found_where_it_is_put(
+    file: str, text: str, found: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    assert [finding.word for finding in words.findings(tmp_path)] == found
+
+
+def test_a_message_says_where_the_word_is_and_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a\nb turned\n", encoding="utf-8")
+    (finding,) = words.findings(tmp_path)
+    assert str(finding) == (
+        'README.md:2: "turned": write rotated (into the K-FAC eigenbasis), or switched on or off'
+    )

@@ -1,7 +1,8 @@
 """Words that only this project would understand, and what to write instead.
 
-`make lint` runs this file; `tests/project/test_words.py` calls it. Words are looked for in prose,
-with word boundaries, in any case, and over the ends of lines; names among those that code defines.
+`make lint` runs this file; `tests/project/test_repository.py` calls it. Words are looked for in
+prose, with word boundaries, in any case, and over the ends of lines; names among those that code
+defines.
 """
 
 from __future__ import annotations
