@@ -23,6 +23,8 @@ from syngap.bench.metrics import accuracy
 from syngap.bench.reporting import figures, paper
 from syngap.bench.reporting.documents import QUERIES, fill, run_query, stale_blocks
 from syngap.bench.reporting.figures import accuracy_figure, every_figure, landscape_figure
+from syngap.bench.reporting.finetuning.comparison import compare_methods
+from syngap.bench.reporting.finetuning.frontiers import frontier_figure
 from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import labels
@@ -537,8 +539,12 @@ def test_the_figures_of_the_documentation_are_those_of_the_results(
     script = ROOT / "benchmarks" / "frontier.py"
     monkeypatch.setattr(sys, "argv", [str(script), str(frontier)])
     runpy.run_path(str(script), run_name="__main__")
-    drawn = (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", frontier)
-    for path in (*drawn, *written):
+    smollm2 = tmp_path / "smollm2.svg"
+    frontier_figure(compare_methods(known.runs("finetune-smollm2")), smollm2)
+    drawn = (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", frontier, smollm2)
+    shown = [path for path in written if (ROOT / "docs" / "figures" / path.name).exists()]
+    assert len(shown) >= 5
+    for path in (*drawn, *shown):
         there = ROOT / "docs" / ("" if path.stem == "demo" else "figures") / path.name
         assert path.read_bytes() == there.read_bytes(), f"`make results` draws {there} again"
 
