@@ -35,6 +35,6 @@ def nonfinite_error(message: str, groups: Iterable[Mapping[str, Any]]) -> NotFin
     rate = max((float(group["lr"]) for group in groups if "lr" in group), default=0)
     numbers = f" (it is {rate:g}, try {rate / _SMALLER:g})" if rate else ""
     return NotFiniteError(
-        f"{message}. A smaller lr may help{numbers}, or SynGAP(non_finite='skip'), which leaves such "
-        "steps out and counts them"
+        f"{message}. A smaller lr may help{numbers}, or SynGAP(non_finite='skip'), which leaves "
+        "such steps out and counts them"
     )
