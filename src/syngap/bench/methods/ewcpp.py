@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ from syngap.bench.options import Count, Natural, NonNegative, Retention, Share
 __all__ = ["Anchored", "EWCpp"]
 
 
-class Anchored(ER):
+class Anchored(ER, ABC):
     """Loss + strength · Σ Ω (θ - θ*)²; Ω and the anchor θ* are renewed at each `interval` of steps.
 
     A subclass collects importance in `recent`, one tensor a parameter, and makes `pull` = 2 λ Ω of
@@ -49,9 +50,9 @@ class Anchored(ER):
         self.anchor = [parameter.detach().clone() for parameter in learner.parameters()]
         self.steps = 0
 
+    @abstractmethod
     def consolidate(self) -> None:
         """Make `pull` of what `recent` collected since the last consolidation."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def adjust(self) -> None:
