@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
@@ -311,7 +311,7 @@ def _shape_of(batch: Any, stored: Tensor | None) -> tuple[object, ...] | None:
     """Return the shape of a batch but for its number of rows, None where it has no rows."""
     if stored is None or anchors.length(batch) != len(stored):
         return None
-    names = tuple(batch) if isinstance(batch, dict) else type(batch)
+    names = tuple(batch) if isinstance(batch, Mapping) else type(batch)
     tensors = [*anchors.tensors_of(batch), stored]
     return names, *((each.shape[1:], each.dtype, each.device) for each in tensors)
 

@@ -247,6 +247,13 @@ def assert_replay_is_honest(drawn: dict[str, Tensor], past: list[Batch], size: i
     assert [label[one] for one in keys] == drawn["y"].tolist()
 
 
+def with_replay(batch: Batch, drawn: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What arrives with what was drawn from the memory behind it."""
+    if not drawn:
+        return batch.x, batch.y
+    return torch.cat([batch.x, drawn["x"]]), torch.cat([batch.y, drawn["y"]])
+
+
 RULES: dict[str, tuple[dict[str, Any], Callable[[], Update]]] = {
     "sgd": (
         {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1},
@@ -272,9 +279,7 @@ def test_er_takes_one_mean_over_the_batch_and_what_it_drew(
         method.step(batch)
         drawn = draws.one()
         assert_replay_is_honest(drawn, batches[:step], 4)
-        x, y = batch
-        if step > 0:
-            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        x, y = with_replay(batch, drawn)
         descend(model, gradient(mean_cross_entropy(model(seen(x)), y), model), update)
     assert not draws.found
     assert_same_weights(method.learner.model, model)
@@ -375,10 +380,8 @@ def test_ewcpp_pulls_towards_the_last_anchor_where_the_fisher_says(
     for step, batch in enumerate(batches):
         method.step(batch)
         drawn = draws.one()
-        x, y = batch
-        if buffer and step > 0:
-            assert_replay_is_honest(drawn, batches[:step], 4)
-            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        assert_replay_is_honest(drawn, batches[:step] if buffer else [], 4)
+        x, y = with_replay(batch, drawn)
         of_cross_entropy = gradient(mean_cross_entropy(model(seen(x)), y), model)
         of_penalty = gradient(ewc.penalty(), model)
         pulled += max(g.abs().max().item() for g in of_penalty.values())
@@ -467,10 +470,8 @@ def test_importance_of_si_and_mas_pulls_towards_the_last_anchor(
     for step, batch in enumerate(batches):
         method.step(batch)
         drawn = draws.one()
-        x, y = batch
-        if buffer and step > 0:
-            assert_replay_is_honest(drawn, batches[:step], 4)
-            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        assert_replay_is_honest(drawn, batches[:step] if buffer else [], 4)
+        x, y = with_replay(batch, drawn)
         of_loss = gradient(mean_cross_entropy(model(seen(x)), y), model)
         penalty = torch.zeros((), dtype=torch.float64)
         for key_, importance in measure.importance.items():
@@ -543,9 +544,7 @@ def test_scr_attracts_samples_of_one_class(draws: Draws) -> None:
         method.step(batch)
         drawn = draws.one()
         assert_replay_is_honest(drawn, batches[:step], 4)
-        x, y = batch
-        if step > 0:
-            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        x, y = with_replay(batch, drawn)
         z = [unit(row) for row in model(seen(torch.cat([x, x])))]
         labels = y.tolist() * 2
         total = torch.zeros((), dtype=torch.float64)
@@ -649,12 +648,10 @@ def test_syngap_is_er_with_the_optimizer_of_this_package_bit_for_bit(
     )
     model = double_network().float()
     optimizer = gated(model, float_learner().generator("labels"), options)
-    for step, batch in enumerate(arriving(12)):
+    for batch in arriving(12):
         method.step(batch)
         drawn = draws.one()
-        x, y = batch
-        if step > 0 and options.get("buffer") != 0:
-            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        x, y = with_replay(batch, drawn)
         optimizer.zero_grad()
         logits = model(x.float() / 255 - 0.5)
         optimizer.observe(logits, targets=y if options.get("estimator") == "empirical" else None)
@@ -705,12 +702,10 @@ def test_syngap_with_true_labels_follows_the_papers_rule_in_float64(
     model = double_network()
     options = Options(0.3, bounded=bounded, **gate)
     rule = Oracle(model, dict.fromkeys(trainable(model), options), estimator="empirical")
-    for step, batch in enumerate(arriving(6)):
+    for batch in arriving(6):
         method.step(batch)
         drawn = draws.one()
-        x, y = batch
-        if step > 0:
-            x, y = torch.cat([x, drawn["x"]]), torch.cat([y, drawn["y"]])
+        x, y = with_replay(batch, drawn)
         rule.observe(seen(x), y, torch.ones_like(y, dtype=torch.bool))
         rule.step([mean_cross_entropy(model(seen(x)), y)])
     assert_same_weights(method.learner.model, model)
