@@ -3,7 +3,7 @@
 Two passes over the inputs, with labels drawn from the model. The first sums the second moments of
 what each weight is multiplied with and of the gradient of log p, whose eigenvectors are the basis
 (K-FAC). Of many inputs it takes every second batch. The second squares the gradient of each sample
-in that basis (EKFAC):
+in that basis (EKFAC). Both leave batches out, evenly, where there are more than 65,536 predictions:
 
     F = 1/N Σ_s (Lᵀ G_s R)²,   G_s = Σ_rows left ⊗ right
 """
@@ -38,6 +38,7 @@ __all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
 
 Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
 
+_ENOUGH = 1 << 16  # predictions, as of 256 texts of 256 tokens: more hardly change importance
 _TOGETHER = 1 << 26  # numbers of per-sample gradients in memory at a time
 _AGREES = 0.05  # relative error, which half precision stays below
 
@@ -74,7 +75,7 @@ def take_knowledge(
 
     Args:
         model: as it is; nothing of it changes.
-        inputs: batches; the first of two passes over them may take every second one.
+        inputs: batches; of many, some that are evenly spread are enough.
         rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
             the most important ones of the inputs' side, and entries on the other.
         dtype: of the bases; None is the weights' own, at least float32.
@@ -90,18 +91,21 @@ def take_knowledge(
     passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
     sides: dict[Key, Moments] = {}
     covered: set[Tensor] | None = None
+    taken = range(len(batches))
     skipped: set[int] = set()
     # Forward passes of sharded weights wait for all processes, whose shapes may differ.
     may_skip = not any(is_sharded(param) for param in model.parameters())
     for scored in passes.run((place for place in range(len(batches)) if place not in skipped), 0):
-        is_first = covered is None
+        is_first, count = covered is None, scored.count
         if covered is None:
             covered = _explained(scored, params)
             passes.wanted = []
         add_moments(scored.factors(covered), sides)
         del scored
-        if is_first and may_skip and half_is_enough(sides, len(batches)):
-            skipped.update(range(1, len(batches), 2))
+        if is_first and may_skip:
+            taken = taken[:: max(1, len(batches) * count // _ENOUGH)]
+            half = taken[::2] if half_is_enough(sides, len(taken)) else taken
+            skipped.update(set(range(len(batches))) - set(half))
     assert covered is not None
     sides = {
         key: side
@@ -114,7 +118,7 @@ def take_knowledge(
     sides.clear()  # moments are large
     gathering = _Gathering(bases, set(rows), params)
     passes.wanted = [param for param in params if param not in gathering.covered]
-    for scored in passes.run(range(len(batches)), len(batches)):
+    for scored in passes.run(taken, len(batches)):
         gathering.add(scored)
         del scored
     return gathering.finish(rows)

@@ -29,6 +29,10 @@ def own_samples(
 ) -> Tensor:
     """Return texts (count, length) that a language model samples, as tokens.
 
+    A text goes on after a token that ends it: a chat with its next turn, others with a new text. A
+    model that was tuned to chat best begins as a user does, by prompts: what its chat template puts
+    before a user's words makes it write questions of all kinds, and their answers (Magpie, Xu 2024).
+
     Args:
         model: takes tokens (N, T) and returns logits (N, T, tokens), or an output that has them. A
             model of transformers samples by its own `generate`, with a cache.
@@ -105,7 +109,7 @@ def _generated(model: nn.Module, tokens: Tensor, length: int, temperature: float
         top_p=1.0,
         temperature=temperature,
         max_new_tokens=more,
-        min_new_tokens=more,
+        eos_token_id=None,
         pad_token_id=int(tokens[0, 0]),
     )
     return written

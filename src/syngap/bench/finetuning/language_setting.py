@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -27,6 +28,8 @@ from syngap.protection import own_samples
 
 __all__ = ["LanguageSetting"]
 
+_WRITTEN = 1024  # texts at a time by `generate`, which takes the same time for fewer
+
 
 class LanguageSetting(Setting):
     """A language model, and texts to learn and to keep.
@@ -40,7 +43,6 @@ class LanguageSetting(Setting):
 
     Attributes:
         new: the tokens that are learned.
-        old: true old tokens of the known kind.
         questions: of a skill that is taught, and where their answers are; None without any.
         tests: windows of both halves of each test text, old kinds first and then the new one.
     """
@@ -58,7 +60,6 @@ class LanguageSetting(Setting):
         super().__init__(language.model, making.seed, making.device, precision)
         texts = making.source
         self.new = self._encode(texts.new, "train")
-        self.old = self._encode(texts.known, "train")
         self.tests = {kind: self._tests(kind, windows) for kind in (*texts.old, texts.new)}
         questions = texts.questions
         self.questions = self.encode_questions(questions) if questions else None
@@ -89,6 +90,11 @@ class LanguageSetting(Setting):
             raise UserError(f"texts: half of {kind}'s test text is shorter than a window")
         offsets = torch.linspace(0, last, count).long()
         return self.cut(text, offsets)
+
+    @cached_property
+    def old(self) -> Tensor:
+        """True old tokens of the known kind, of which few methods see any."""
+        return self._encode(self._making.source.known, "train")
 
     def cut(self, text: Tensor, offsets: Tensor) -> Tensor:
         """Return the start token and the tokens after each offset."""
@@ -139,12 +145,15 @@ class LanguageSetting(Setting):
 
     def _write(self) -> Mapping[str, Tensor]:
         torch.manual_seed(seeds.derive(self.seed, "own samples"))
+        prompt = self._anchors.prompt
         with self.autocast():
             tokens = own_samples(
                 self.start,
                 self._anchors.count,
                 length=self._language.context,
+                prompts=self._language.encode(prompt).unsqueeze(0) if prompt else None,
                 start=self._language.start,
+                batch_size=_WRITTEN if hasattr(self.start, "generate") else None,
             )
         return {"tokens": tokens}
 

@@ -31,10 +31,12 @@ class Anchors:
         source: "own" samples of a language model, "text" of the kind that the task says is known,
             or known "images". Left out, it is the first that the task has.
         count: how many.
+        prompt: what own samples begin with; None is the token that begins a text.
     """
 
     source: Literal["own", "text", "images"] = "own"
     count: Count = 256
+    prompt: str | None = None
 
 
 @dataclass(frozen=True)
