@@ -29,9 +29,9 @@ def own_samples(
 ) -> Tensor:
     """Return texts (count, length) that a language model samples, as tokens.
 
-    A text goes on after a token that ends it: a chat with its next turn, others with a new text. A
-    model that was tuned to chat best begins as a user does, by prompts: what its chat template puts
-    before a user's words makes it write questions of all kinds, and their answers (Magpie, Xu 2024).
+    A text goes on after a token that ends it: a chat with its next turn, others with a new text.
+    Give a model that was tuned to chat a prompt that begins a user's turn, such as the tokens of
+    "<|im_start|>user\\n": it then writes questions of many kinds, and answers (Magpie, Xu 2024).
 
     Args:
         model: takes tokens (N, T) and returns logits (N, T, tokens), or an output that has them. A
