@@ -31,7 +31,7 @@ def own_samples(
 
     A text goes on after a token that ends it: a chat with its next turn, others with a new text.
     Give a model that was tuned to chat a prompt that begins a user's turn, such as the tokens of
-    "<|im_start|>user\\n": it then writes questions of many kinds, and answers (Magpie, Xu 2024).
+    "<|im_start|>user": it then writes questions of many kinds, and answers (Magpie, Xu 2024).
 
     Args:
         model: takes tokens (N, T) and returns logits (N, T, tokens), or an output that has them. A
