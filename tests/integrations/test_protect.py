@@ -557,6 +557,19 @@ def test_a_second_training_goes_on_behind_the_same_gate(tmp_path: Path) -> None:
 # peft ---------------------------------------------------------------------------------------------
 
 
+def test_own_samples_go_on_after_a_token_that_ends_a_text() -> None:
+    """Each token is as likely as the model believes, those that end a text included."""
+    model = decoder(dropout=0.0)
+    ends = model.generation_config.eos_token_id = 3
+    texts = syngap.own_samples(model, 256, length=12, start=1)
+    assert texts.shape == (256, 12)
+    chance = model.eval()(texts[:, :-1]).logits.softmax(-1)[..., ends].detach()
+    found, spread = (texts[:, 1:] == ends).sum(), (chance * (1 - chance)).sum().sqrt()
+    assert abs(found - chance.sum()) < 5 * spread
+    after = texts[:, 2:][texts[:, 1:-1] == ends]
+    assert len(after.unique()) > 2
+
+
 def adapted() -> Any:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl_divergence
 
 import syngap
+from syngap.optim import knowledge
 from syngap.protection import answers
 from syngap.protection.answers import divergence, take_answers
 
@@ -342,6 +343,24 @@ def test_of_many_rows_every_second_batch_gives_directions(length: int, step: int
         *((n + 1, 24) for n in first),
         *((n + 13, 24) for n in second),
     ]
+
+
+@pytest.mark.parametrize(("enough", "taken"), [(40, 1), (20, 2), (13, 3), (4, 10)])
+def test_more_predictions_than_enough_are_left_out_evenly(
+    enough: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Knowledge is that of the batches that remain, and the teacher uses all."""
+    order = torch.Generator().manual_seed(0)
+    batches = list(torch.randn(40, 4, 5, generator=order, dtype=torch.float64))
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    expected = syngap.protect(model, batches[::taken], rank="full", anchors=4)
+    monkeypatch.setattr(knowledge, "_ENOUGH", enough * 4)
+    found = syngap.protect(model, batches, rank="full", anchors=4)
+    for param, one in found.known.items():
+        other = expected.known[param]
+        assert torch.equal(one.importance, other.importance)
+        assert one.rows == other.rows
+    assert len(found._teacher.batches) == len(batches)
 
 
 def test_matrices_of_a_stack_get_directions_from_all_batches() -> None:

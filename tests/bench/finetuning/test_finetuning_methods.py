@@ -338,6 +338,13 @@ def test_replay_replaces_windows_by_old_text_with_the_probability() -> None:
     assert not torch.equal(every.mixed((many,))[0], whole)
 
 
+def test_own_samples_may_begin_with_a_prompt() -> None:
+    prompted, plain = setting(source="own", prompt="ab"), setting(source="own")
+    assert prompted.own[:, :2].tolist() == [list(b"ab")] * len(prompted.own)
+    assert prompted.own.shape == plain.own.shape
+    assert not torch.equal(prompted.own, plain.own)
+
+
 def test_anchors_are_own_samples_or_old_text() -> None:
     own, text = setting(source="own"), setting(source="text")
     assert torch.equal(own.anchors, own.own)
