@@ -18,6 +18,12 @@ from syngap.bench import seeds
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import methods
 from syngap.bench.finetuning.methods import Method
+from syngap.bench.finetuning.methods.controls import (
+    LargerBatch,
+    NoiseAnchors,
+    RandomDirections,
+    ShuffledImportance,
+)
 from syngap.bench.finetuning.methods.crispedit import CrispEdit, free_directions
 from syngap.bench.finetuning.methods.ewc import EWC
 from syngap.bench.finetuning.methods.freeze import Freeze
@@ -336,6 +342,48 @@ def test_replay_replaces_windows_by_old_text_with_the_probability() -> None:
     half.steps = every.steps = 1
     assert not torch.equal((half.mixed((many,))[0] == many).all(1), kept)
     assert not torch.equal(every.mixed((many,))[0], whole)
+
+
+def test_a_control_changes_one_part_of_protect_and_nothing_else() -> None:
+    plain = Protect(setting(), rank="full")
+    shuffled = ShuffledImportance(setting(), rank="full")
+    random = RandomDirections(setting(), rank="full")
+    known = (method.protection.known.values() for method in (plain, shuffled, random))
+    for own, mixed, other in zip(*known, strict=True):
+        assert torch.equal(mixed.importance.flatten().sort()[0], own.importance.flatten().sort()[0])
+        assert own.importance.numel() < 9 or not torch.equal(mixed.importance, own.importance)
+        assert (mixed.basis is None) == (other.basis is None) == (own.basis is None)
+        # The same labels are drawn, and rotations keep the sum of squares.
+        torch.testing.assert_close(other.importance.sum(), own.importance.sum())
+        if own.basis is None:
+            continue
+        for ours, theirs in (
+            (own.basis.left, other.basis.left),
+            (own.basis.right, other.basis.right),
+        ):
+            assert (ours is None) == (theirs is None)
+            if theirs is not None:
+                torch.testing.assert_close(theirs.mT @ theirs, torch.eye(len(theirs.mT)))
+                assert not torch.allclose(ours, theirs, atol=0.1)
+
+
+def test_noise_has_the_numbers_of_the_anchors() -> None:
+    noise, anchors = NoiseAnchors(setting()).known, setting().anchors
+    assert noise.shape == anchors.shape
+    assert torch.equal(noise.flatten().sort()[0], anchors.flatten().sort()[0])
+    assert not torch.equal(noise, anchors)
+
+
+def test_a_larger_batch_has_other_new_samples_as_well() -> None:
+    of = setting()
+    method = LargerBatch(of, extra=5)
+    few, more = of.batch(3, "few"), of.batch(5, "extra 0")
+    expected = (3 * of.loss(of.start, few) + 5 * of.loss(of.start, more)) / 8
+    torch.testing.assert_close(method.loss(few), expected)
+
+
+def test_some_of_the_anchors_may_be_known() -> None:
+    assert torch.equal(Protect(setting(), samples=3).known, setting().anchors[:3])
 
 
 def test_own_samples_may_begin_with_a_prompt() -> None:

@@ -34,5 +34,9 @@ registry = Registry(
         "protect": f"{_HERE}.protect:Protect",
         "gate": f"{_HERE}.gate:Gate",
         "teacher": f"{_HERE}.teacher:Teacher",
+        "larger_batch": f"{_HERE}.controls:LargerBatch",
+        "noise_anchors": f"{_HERE}.controls:NoiseAnchors",
+        "random_directions": f"{_HERE}.controls:RandomDirections",
+        "shuffled_importance": f"{_HERE}.controls:ShuffledImportance",
     },
 )

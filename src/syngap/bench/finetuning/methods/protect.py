@@ -28,6 +28,7 @@ class Protect(Method):
         strength: of the teacher.
         anchors: so many a step for the teacher.
         every: the teacher takes part in every k-th step, and counts k times there; None chooses.
+        samples: so many of the setting's anchors are known; None is all.
         **others: options of `Method`.
     """
 
@@ -44,12 +45,14 @@ class Protect(Method):
         strength: NonNegative = 1.0,
         anchors: Count = ANCHORS,
         every: Count | None = None,
+        samples: Count | None = None,
         **others: Any,
     ) -> None:
         super().__init__(setting, **others)
+        self.rank, self.known = rank, self.known_inputs()[:samples]
         self.protection = protect(
             self.model,
-            setting.anchors,
+            self.known,
             gate=self.uses_gate,
             teacher=self.uses_teacher,
             predict=lambda tokens: setting.predict(self.model, tokens),
@@ -62,7 +65,15 @@ class Protect(Method):
             every=every,
             seed=setting.seed,
         )
+        self.change_knowledge()
         self.optimizer = self.protection.optimizer(self.optimizer)
+
+    def known_inputs(self) -> Tensor:
+        """Return the inputs that the model is remembered by; controls take others."""
+        return self.setting.anchors
+
+    def change_knowledge(self) -> None:
+        """Change what is known before the gate uses it: nothing here, controls do."""
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss with that of the teacher."""
