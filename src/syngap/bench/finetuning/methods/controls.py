@@ -57,13 +57,22 @@ class NoiseAnchors(Protect):
         return anchors.flatten()[order.to(anchors.device)].view_as(anchors)
 
 
-class RandomDirections(Protect):
-    """`protect` along random orthogonal directions, with the importance that these have.
+class GateControl(Protect):
+    """`protect` with another gate.
 
     Args:
         setting: the model, data and anchors.
+        teacher: whether there is a teacher beside it.
         **options: those of `Protect`.
     """
+
+    def __init__(self, setting: Setting, *, teacher: bool = True, **options: Any) -> None:
+        self.uses_teacher = teacher
+        super().__init__(setting, **options)
+
+
+class RandomDirections(GateControl):
+    """`protect` along random orthogonal directions, with the importance that these have."""
 
     def change_knowledge(self) -> None:
         """Take importance again, along other directions."""
@@ -85,13 +94,8 @@ class RandomDirections(Protect):
         self.protection.known.update(known)
 
 
-class ShuffledImportance(Protect):
-    """`protect` whose importance is shuffled within each weight.
-
-    Args:
-        setting: the model, data and anchors.
-        **options: those of `Protect`.
-    """
+class ShuffledImportance(GateControl):
+    """`protect` whose importance is shuffled within each weight."""
 
     def change_knowledge(self) -> None:
         """Give each direction the importance of another one of its weight."""
