@@ -43,7 +43,7 @@ model.requires_grad_(False)  # so that a minute on a CPU is enough; without thes
 for layer in model.model.layers[-LAYERS:]:
     layer.self_attn.requires_grad_(True)
 rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in NEW]
-known = syngap.own_samples(model, 10, length=64)  # more tokens than a layer is wide
+known = syngap.own_samples(model, 10, length=64, tokenizer=tokenizer)  # it writes chats
 options = {"max_steps": STEPS, "learning_rate": 1e-3, "per_device_train_batch_size": 2}
 quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
 collate = hf.DataCollatorForLanguageModeling(tokenizer, mlm=False)

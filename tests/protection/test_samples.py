@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -53,3 +58,87 @@ def test_a_generator_of_its_own_leaves_torchs_alone() -> None:
     own_samples(chain(), 4, length=6, start=0, generator=torch.Generator().manual_seed(1))
     own_samples(chain(), 4, length=6, start=0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@dataclass
+class Chat:
+    """A tokenizer with a chat template; its tokens are characters."""
+
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool) -> str:
+        assert not tokenize
+        assert self.chat_template is not None
+        template = jinja2.Template(self.chat_template)
+        return template.render(
+            messages=messages, bos_token=self.bos_token, eos_token=self.eos_token
+        )
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, Any]:
+        assert not add_special_tokens
+        return {"input_ids": [ord(character) for character in text]}
+
+
+def letters() -> nn.Module:
+    """A model of characters that writes "a" always."""
+    follow = torch.full((128, 128), 1e-9)
+    follow[:, ord("a")] = 1.0
+    return Chain(follow)
+
+
+CHATS = {
+    "ChatML": (
+        "<im_start>",
+        "<im_end>",
+        "<im_start>system\nBe kind<im_end>\n{% for m in messages %}<im_start>{{m.role}}\n"
+        "{{m.content}}<im_end>\n{% endfor %}",
+        "<im_start>user\n",
+    ),
+    "no token begins a text": (
+        None,
+        "<im_end>",
+        "{% for m in messages %}<im_start>{{m.role}}\n{{m.content}}<im_end>\n{% endfor %}",
+        "<im_start>user\n",
+    ),
+    "headers": (
+        "<begin>",
+        "<eot>",
+        "{{bos_token}}{% for m in messages %}<h>{{m.role}}</h>\n\n{{m.content}}<eot>{% endfor %}",
+        "<begin><h>user</h>\n\n",
+    ),
+    "instructions": (
+        "<s>",
+        "</s>",
+        "{{bos_token}}{% for m in messages %}{% if m.role == 'user' %}[INST] {{m.content}} [/INST]"
+        "{% else %} {{m.content}} {{eos_token}}{% endif %}{% endfor %}",
+        "<s>[INST] ",
+    ),
+    "an answer ends otherwise than a text": (
+        "<bos>",
+        "<eos>",
+        "{{bos_token}}{% for m in messages %}<turn>{{m.role}}\n{{m.content}}<end>\n{% endfor %}",
+        "<bos><end>\n<turn>user\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_chat_begins_with_a_users_turn(name: str) -> None:
+    bos, eos, template, expected = CHATS[name]
+    tokenizer = Chat(template, bos, eos)
+    (text,) = own_samples(letters(), 1, length=len(expected) + 2, tokenizer=tokenizer).tolist()
+    assert "".join(map(chr, text)) == expected + "aa"
+
+
+@pytest.mark.parametrize("start", [{"start": 65}, {"prompts": [[65]]}])
+def test_what_texts_begin_with_may_be_chosen_beside_a_tokenizer(start: dict[str, Any]) -> None:
+    bos, eos, template, _ = CHATS["ChatML"]
+    texts = own_samples(letters(), 1, length=2, tokenizer=Chat(template, bos, eos), **start)
+    assert texts.tolist() == [[65, ord("a")]]
+
+
+def test_a_tokenizer_without_a_chat_template_changes_nothing() -> None:
+    with pytest.raises(ValueError, match="names no token to begin with"):
+        own_samples(letters(), 1, tokenizer=Chat(None, None, None))

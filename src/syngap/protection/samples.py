@@ -22,6 +22,7 @@ def own_samples(
     length: int = 256,
     prompts: Tensor | Sequence[Sequence[int]] | None = None,
     start: int | None = None,
+    tokenizer: Any = None,
     temperature: float = 1.0,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
@@ -30,8 +31,8 @@ def own_samples(
     """Return texts (count, length) that a language model samples, as tokens.
 
     A text goes on after a token that ends it: a chat with its next turn, others with a new text.
-    Give a model that was tuned to chat a prompt that begins a user's turn, such as the tokens of
-    "<|im_start|>user": it then writes questions of many kinds, and answers (Magpie, Xu 2024).
+    Pass the tokenizer of a model that was tuned to chat: texts then begin with a user's turn, and
+    the model writes questions of many kinds, and answers (Magpie, Xu 2024).
 
     Args:
         model: takes tokens (N, T) and returns logits (N, T, tokens), or an output that has them. A
@@ -41,6 +42,8 @@ def own_samples(
         prompts: what texts begin with, as tokens of one length: rows of a tensor, taken in turn.
         start: the token that texts begin with where there are no prompts; None is the
             `bos_token_id` of the model's configuration.
+        tokenizer: where it has a chat template, and there are no prompts and no start, texts begin
+            with what the template puts before a user's words, without a system prompt.
         temperature: divides the logits; 1 samples what the model believes.
         batch_size: so many texts are written at a time; None is 256 by `generate`, else 64.
         generator: of the random numbers; None draws from torch's own, whose states are afterwards
@@ -63,6 +66,8 @@ def own_samples(
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     device = next(model.parameters()).device
+    if prompts is None and start is None and getattr(tokenizer, "chat_template", None):
+        prompts = [_users_turn(tokenizer)]
     first = _beginnings(model, prompts, start).to(device)
     if first.shape[1] >= length:
         raise ValueError(f"prompts have {first.shape[1]} tokens, and length is {length}")
@@ -78,6 +83,21 @@ def own_samples(
             if progress is not None:
                 progress(min(count, done + batch_size), count)
     return torch.cat(texts)
+
+
+def _users_turn(tokenizer: Any) -> list[int]:
+    """Return the tokens that begin a user's turn: what a chat has between an answer and a user."""
+    said = ("syngap-0", "syngap-1", "syngap-2")
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    chat: str = tokenizer.apply_chat_template(messages, tokenize=False)
+    opening = chat.split(said[1])[1].split(said[2])[0].lstrip()
+    opening = opening.removeprefix(tokenizer.eos_token or "").lstrip()
+    first = tokenizer.bos_token or ""
+    if chat.startswith(first) and not opening.startswith(first):
+        opening = first + opening
+    tokens: list[int] = tokenizer(opening, add_special_tokens=False)["input_ids"]
+    return tokens
 
 
 def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
