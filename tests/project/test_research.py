@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -370,3 +373,40 @@ def test_rows_that_are_not_finite_are_left_out() -> None:
     broken = row("gate", float("nan"), 1.0)
     text = table.markdown([START, *ADAMW, row("gate", 2.0, 1.1), broken])
     assert "nan" not in text
+
+
+# Machines that are taken back -----------------------------------------------------------------
+
+WITHIN = ROOT / "research" / "protection" / "within.sh"
+
+
+def within(
+    seconds: int, packed: Path, runs: Path, command: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with a command in place of Python."""
+    python = runs.parent / "python"
+    python.write_text(f"#!/bin/bash\n{command}\n")
+    python.chmod(0o755)
+    return subprocess.run(
+        ["bash", WITHIN, str(seconds), packed, runs, "name"],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("command", "code"), [("true", 0), ("sleep 60", 124), ("false", 1)])
+def test_what_is_there_is_packed_however_runs_end(tmp_path: Path, command: str, code: int) -> None:
+    packed, runs = tmp_path / "new" / "a-1.tgz", tmp_path / "runs"
+    done = within(1, packed, runs, f"echo 1 > {runs}/metrics.jsonl; {command}")
+    assert done.returncode == code
+    with tarfile.open(packed) as file:
+        assert "./metrics.jsonl" in file.getnames()
+
+
+@pytest.mark.parametrize("name", ["a,b.tgz", "a b.tgz", "a%.tgz"])
+def test_a_name_that_a_machine_may_refuse_is_refused_before_runs(tmp_path: Path, name: str) -> None:
+    done = within(1, tmp_path / name, tmp_path / "runs", "true")
+    assert done.returncode == 2
+    assert "letters, digits" in done.stderr

@@ -1,0 +1,19 @@
+#!/bin/bash
+# Runs experiments on a machine that is taken back after some time. What is there is packed every half minute, so that nothing
+# is lost when the machine goes:
+#   within.sh SECONDS PACKED.tgz RUNS EXPERIMENT [options of syngap run]
+set -u
+seconds=$1 packed=$2 runs=$3
+shift 3
+case $(basename "$packed") in
+  *[!A-Za-z0-9._-]*) echo "within.sh: $packed: use letters, digits, '.', '_' and '-', so that any machine takes it" >&2; exit 2 ;;
+esac
+mkdir -p "$runs" "$(dirname "$packed")"
+pack() { tar -C "$runs" -czf "$packed.partial" --exclude='*.safetensors' --exclude='*.partial' . && mv "$packed.partial" "$packed"; }
+( while sleep 30; do pack; done ) &
+packing=$!
+timeout --signal=INT --kill-after=10 "$seconds" "${PYTHON:-python3}" -m syngap run "$@" --out "$runs" --resume
+code=$?
+kill "$packing"
+pack
+exit "$code"
