@@ -10,7 +10,7 @@ case $(basename "$packed") in
 esac
 mkdir -p "$runs" "$(dirname "$packed")"
 pack() { tar -C "$runs" -czf "$packed.partial" --exclude='*.safetensors' --exclude='*.partial' . && mv "$packed.partial" "$packed"; }
-( while sleep 30; do pack; done ) &
+( while sleep 30; do pack; done ) >/dev/null 2>&1 &
 packing=$!
 timeout --signal=INT --kill-after=10 "$seconds" "${PYTHON:-python3}" -m syngap run "$@" --out "$runs" --resume
 code=$?
