@@ -56,7 +56,7 @@ class SynGAPTrainer(Trainer):
             `protect`.
 
     Examples:
-        >>> texts = syngap.own_samples(model, 256)  # doctest: +SKIP
+        >>> texts = syngap.own_samples(model, tokenizer=tokenizer)  # doctest: +SKIP
         >>> trainer = SynGAPTrainer(model, args, train_dataset=new, protect=texts)
         ... # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
