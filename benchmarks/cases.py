@@ -75,11 +75,9 @@ _ON_CPU = (
 )
 _ON_GPU = (Case("ResNet-18 width 64, batch 64 + 64", SHAPE, 100, 64, 2000, 100, width=64),)
 _LAYOUT = (
-    Case("ResNet-18 width 20, batch 10 + 10", SHAPE, 100, 10, 2000, 8),
+    Case("ResNet-18 width 20, batch 10 + 10", SHAPE, 100, 10, 2000, 4),
     Case("ResNet-18 width 20, batch 64 + 64", SHAPE, 100, 64, 2000, 2),
-    Case("CNN on 32 × 32, batch 64 + 64", SHAPE, 100, 64, 2000, 10, width=0),
-    Case("CNN on 8 × 8, batch 32 + 32", (1, 8, 8), 10, 32, 200, 100, width=0),
-    Case("MLP 64-100-10, batch 32 + 32", (1, 8, 8), 10, 32, 200, 400, (100,)),
+    Case("CNN on 8 × 8, batch 32 + 32", (1, 8, 8), 10, 32, 200, 50, width=0),
 )
 CASES = {
     "cpu": {case.name: case for case in _ON_CPU},
