@@ -1,13 +1,31 @@
-"""The streams and networks that training loops are compared on."""
+"""The networks that are measured, and the streams that training loops are compared on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from syngap.bench import models
+
+SHAPE = (3, 32, 32)
+
+
+def resnet18(width: int = 64, classes: int = 100) -> nn.Module:
+    return models.resnet18(SHAPE, classes, width=width)
+
+
+def mlp(classes: int = 100) -> nn.Module:
+    return models.mlp(SHAPE, classes, hidden=[512, 512])
+
+
+NETWORKS = {
+    "ResNet-18 width 64": partial(resnet18, 64),
+    "ResNet-18 width 20": partial(resnet18, 20),
+    "MLP 3072-512-512-100": mlp,
+}
 
 
 @dataclass(frozen=True)
@@ -21,8 +39,8 @@ class Case:
         batch: samples that arrive at a step, and samples that are replayed with them.
         memory: samples that the memory holds.
         steps: in one turn.
-        hidden: of an MLP; empty is a ResNet-18.
-        width: of the ResNet-18.
+        hidden: of an MLP; empty is a network of convolutions.
+        width: of a ResNet-18; 0 is the small CNN.
     """
 
     name: str
@@ -39,6 +57,8 @@ class Case:
         torch.manual_seed(0)
         if self.hidden:
             return models.mlp(self.shape, self.classes, hidden=list(self.hidden))
+        if not self.width:
+            return models.cnn(self.shape, self.classes)
         return models.resnet18(self.shape, self.classes, width=self.width)
 
     def samples(self, count: int) -> tuple[Tensor, Tensor]:
@@ -48,14 +68,19 @@ class Case:
         return x, torch.arange(count) % self.classes
 
 
-_IMAGE = (3, 32, 32)
 _ON_CPU = (
     Case("MLP 64-100-10, batch 32 + 32", (1, 8, 8), 10, 32, 200, 400, (100,)),
-    Case("MLP 3072-256-100, batch 64 + 64", _IMAGE, 100, 64, 2000, 100, (256,)),
-    Case("ResNet-18 width 20, batch 64 + 64", _IMAGE, 100, 64, 2000, 3),
+    Case("MLP 3072-256-100, batch 64 + 64", SHAPE, 100, 64, 2000, 100, (256,)),
+    Case("ResNet-18 width 20, batch 64 + 64", SHAPE, 100, 64, 2000, 3),
 )
-_ON_GPU = (Case("ResNet-18 width 64, batch 64 + 64", _IMAGE, 100, 64, 2000, 100, width=64),)
+_ON_GPU = (Case("ResNet-18 width 64, batch 64 + 64", SHAPE, 100, 64, 2000, 100, width=64),)
+_LAYOUT = (
+    Case("ResNet-18 width 20, batch 10 + 10", SHAPE, 100, 10, 2000, 4),
+    Case("ResNet-18 width 20, batch 64 + 64", SHAPE, 100, 64, 2000, 2),
+    Case("CNN on 8 × 8, batch 32 + 32", (1, 8, 8), 10, 32, 200, 50, width=0),
+)
 CASES = {
     "cpu": {case.name: case for case in _ON_CPU},
     "cuda": {case.name: case for case in _ON_GPU},
+    "layout": {case.name: case for case in _LAYOUT},
 }

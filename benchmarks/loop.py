@@ -40,10 +40,10 @@ ROUNDS = 5 if GPU else 15
 Turn = Callable[[], object]
 
 
-def plain(case: Case, compiled: bool = False) -> Turn:
+def plain(case: Case, compiled: bool = False, channels_last: bool = GPU) -> Turn:
     """Return a turn of the loop that needs nothing but PyTorch."""
     model = case.network().to(DEVICE)
-    if GPU:
+    if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     x, y = (part.to(DEVICE) for part in case.samples(SAMPLES))
@@ -52,7 +52,7 @@ def plain(case: Case, compiled: bool = False) -> Turn:
 
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
         scaled = inputs.float().div_(255).sub_(0.5).div_(0.25)
-        if GPU:
+        if channels_last:
             scaled = scaled.contiguous(memory_format=torch.channels_last)
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPU):
             logits = model(scaled)
@@ -85,7 +85,9 @@ def plain(case: Case, compiled: bool = False) -> Turn:
     return turn
 
 
-def ours(case: Case, name: str, captured: bool = True, **options: Any) -> Turn:
+def ours(
+    case: Case, name: str, captured: bool = True, channels_last: bool = GPU, **options: Any
+) -> Turn:
     """Return a turn of what `syngap run` does between two evaluations."""
     x, y = case.samples(SAMPLES)
     tasks = arrays(x, y, x[:100], y[:100], tasks=1)
@@ -96,6 +98,7 @@ def ours(case: Case, name: str, captured: bool = True, **options: Any) -> Turn:
         device=DEVICE,
         precision="bf16" if GPU else "fp32",
         captured=captured and GPU,
+        channels_last=channels_last,
     )
     kind = methods.registry.get(name)
     method = kind(learner, lr=RATE, buffer=case.memory, replay=case.batch, **options)

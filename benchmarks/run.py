@@ -17,7 +17,10 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": ("loop", "bound", "step", "importance", "memory", "stream", "operations", "start"),
+    "cpu": (
+        *("loop", "layout", "bound", "step", "importance"),
+        *("memory", "stream", "operations", "start"),
+    ),
     "cuda": ("loop", "bound", "gpu", "bandwidth", "memory"),
 }
 

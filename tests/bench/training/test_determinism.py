@@ -6,19 +6,27 @@ What it gives on a GPU is in test_cuda.py, interrupted runs are in test_resume_a
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learning import CASES, CLASSES, made, pictures, weights
+from notebook import Interrupted, Notebook
 from tiny import job, results, tiny, write_arrays
+from torch import nn
 
 from syngap.bench import methods
 from syngap.bench.config.experiment import Experiment
+from syngap.bench.methods import Learner, Method
 from syngap.bench.runner.local import Event, run_here, run_local
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
 from syngap.bench.store.environment import arithmetic
+from syngap.bench.streams import Stream
+from syngap.bench.training import train
 
 ROWS = tuple(methods.registry.names())
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -139,3 +147,45 @@ def test_a_process_that_only_warns_goes_on_warning() -> None:
         assert settings()["only warns"]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+# Channels last ------------------------------------------------------------------------------------
+
+
+def starter(case: str, stream: Stream, channels_last: bool) -> Callable[[], Method]:
+    """What begins a method with a network in which images have more than one channel.
+
+    Tanh in place of ReLU: an input near zero on the other side of a kink is not a rounding error.
+    """
+
+    def begin() -> Method:
+        torch.manual_seed(7)
+        network = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.Tanh(),
+            nn.Conv2d(4, 6, 3, stride=2),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(54, CLASSES),
+        )
+        return made(case, Learner(network, stream.transform, channels_last=channels_last))
+
+    return begin
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_channels_last_learns_the_same_and_repeats_bit_for_bit_also_resumed(case: str) -> None:
+    stream = pictures().present(starter(case, pictures(), False)().sees)
+    plain = train(stream, starter(case, stream, False), Notebook())
+    begin = starter(case, stream, True)
+    assert begin().learner.parameters()[3].stride() == (36, 1, 12, 4)
+    whole, again = train(stream, begin, Notebook()), train(stream, begin, Notebook())
+    journal = Notebook(keep_every=1, fails_at=9)
+    with pytest.raises(Interrupted):
+        train(stream, begin, journal)
+    resumed = train(stream, begin, replace(journal, fails_at=-1))
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(value, weights(plain)[name], rtol=1e-3, atol=1e-4, msg=name)
+        assert torch.equal(value, weights(again)[name]), name
+        assert torch.equal(value, weights(resumed)[name]), name

@@ -32,6 +32,7 @@ class Learner:
         device: where to work.
         precision: "bf16" runs the network under autocast; parameters and loss stay float32.
         captured: whether steps are captured in CUDA graphs, in which values cannot be read.
+        channels_last: lay images and weights out with channels last; a GPU always does.
         non_finite: "raise" an error when the loss is NaN or infinite, or "skip" the step. Skipping
             checks every gradient, so steps are not captured.
 
@@ -56,6 +57,7 @@ class Learner:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         captured: bool = False,
+        channels_last: bool = False,
         non_finite: NonFinite = "raise",
     ) -> None:
         self.device, self.precision = torch.device(device), precision
@@ -68,8 +70,9 @@ class Learner:
             )
         self.model = model.to(self.device).train()
         # Tensor cores read channels last: in the usual order two fifths of a ResNet's time on a GPU
-        # goes into transposing tensors.
-        self._last = self.device.type == "cuda" and all(p.dim() < 5 for p in model.parameters())
+        # goes into transposing tensors. A CPU gains less, and a small network loses.
+        wanted = channels_last or self.device.type == "cuda"
+        self._last = wanted and all(p.dim() < 5 for p in model.parameters())
         if self._last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average: Average | None = None

@@ -112,6 +112,7 @@ def method_factory(config: RunConfig, stream: Stream, device: torch.device) -> C
                 device=device,
                 precision=training.precision,
                 captured=training.captured and device.type == "cuda",
+                channels_last=training.channels_last,
                 non_finite=training.non_finite,
             )
         with _making(f"methods.{config.row}.", "method"):
