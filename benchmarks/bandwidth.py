@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from cases import resnet18
 from measure import captured, progress, table
-from networks import resnet18
 from torch import Tensor, nn
 
 from syngap import SynGAP

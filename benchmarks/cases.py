@@ -1,8 +1,9 @@
-"""The streams and networks that training loops are compared on."""
+"""The streams and networks that are measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -58,4 +59,19 @@ _ON_GPU = (Case("ResNet-18 width 64, batch 64 + 64", _IMAGE, 100, 64, 2000, 100,
 CASES = {
     "cpu": {case.name: case for case in _ON_CPU},
     "cuda": {case.name: case for case in _ON_GPU},
+}
+
+
+def resnet18(width: int = 64, classes: int = 100) -> nn.Module:
+    return models.resnet18(_IMAGE, classes, width=width)
+
+
+def mlp(classes: int = 100) -> nn.Module:
+    return models.mlp(_IMAGE, classes, hidden=[512, 512])
+
+
+NETWORKS = {
+    "ResNet-18 width 64": partial(resnet18, 64),
+    "ResNet-18 width 20": partial(resnet18, 20),
+    "MLP 3072-512-512-100": mlp,
 }

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from cases import resnet18
 from measure import captured, table
-from networks import resnet18
 from torch.nn import functional
 
 from syngap import SynGAP

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from cases import NETWORKS
 from measure import in_turns, machine, peak_memory, progress, table, tight_malloc
-from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional
 

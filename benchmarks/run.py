@@ -17,7 +17,7 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": ("loop", "bound", "step", "importance", "memory", "stream", "operations", "start"),
+    "cpu": ("loop", "bound", "step", "importance", "memory", "stream", "start"),
     "cuda": ("loop", "bound", "gpu", "bandwidth", "memory"),
 }
 

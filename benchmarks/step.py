@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 import torch
+from cases import resnet18
 from measure import in_turns, machine, table
-from networks import resnet18
 
 from syngap import SynGAP
 from syngap.optim.fisher import Observation
