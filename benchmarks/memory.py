@@ -1,7 +1,11 @@
-"""What a training step keeps and needs in memory, by component, beside torch's own optimizers.
+"""What training keeps and needs in memory, by component: SynGAP beside torch's own, and `protect`.
 
-ResNet-18 width 64 on 32 × 32 images. What is kept is counted tensor by tensor; what is needed for a
-while is the highest sum of what torch allocated and freed since.
+The first table is ResNet-18 width 64 on 32 × 32 images. What is kept is counted tensor by tensor;
+what is needed for a while is the highest sum of what torch allocated and freed since.
+
+The others are of `protect`, by `plan_memory`: on a GPU, float32 weights, AdamW, 256 known texts of
+256 tokens, activations aside. The last one is measured: how much more a step and the set-up need
+for a while, with a small decoder on a CPU.
 """
 
 from __future__ import annotations
@@ -9,18 +13,20 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from cases import resnet18
 from measure import machine, progress, table
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 from torch.optim import SGD, Adam, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from syngap import SynGAP
 from syngap.optim import GatedOptimizer
+from syngap.protection import MemoryPlan, plan_memory, protect
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 RATE = 0.01
@@ -98,6 +104,154 @@ def row(name: str, batch: int, device: torch.device) -> list[str]:
     return [name, f"{each:.1f}", *(f"{value / 1e6:.0f}" for value in columns)]
 
 
+# protect ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Those of a decoder: Llama's, or with `extra_norms` Gemma-3's."""
+
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head: int
+    hidden: int
+    vocabulary: int
+    tied: bool = False
+    extra_norms: bool = False
+
+
+MODELS = {
+    "SmolLM2-135M": Sizes(576, 30, 9, 3, 64, 1536, 49_152, tied=True),
+    "Gemma-3-270M": Sizes(640, 18, 4, 1, 256, 2048, 262_144, tied=True, extra_norms=True),
+    "Llama 1.3 B": Sizes(2048, 24, 16, 16, 128, 5504, 32_000),
+    "Llama 7 B": Sizes(4096, 32, 32, 32, 128, 11_008, 32_000),
+}
+SMALL = Sizes(192, 4, 3, 1, 64, 512, 4096, tied=True)
+RANKS = ("full", 0.25, 0.1)
+TEXTS = (256, 256)
+LARGEST, CARDS = "Llama 7 B", 8
+
+
+class Block(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes, width = sizes, sizes.width
+        outer, inner = sizes.heads * sizes.head, sizes.key_heads * sizes.head
+        self.query = nn.Linear(width, outer, bias=False)
+        self.key = nn.Linear(width, inner, bias=False)
+        self.value = nn.Linear(width, inner, bias=False)
+        self.out = nn.Linear(outer, width, bias=False)
+        self.gate = nn.Linear(width, sizes.hidden, bias=False)
+        self.up = nn.Linear(width, sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, width, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2 + 2 * sizes.extra_norms))
+        own = [nn.RMSNorm(sizes.head) for _ in range(2)] if sizes.extra_norms else []
+        self.head_norms = nn.ModuleList(own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, *after = self.norms
+        rows = first(x)
+        parts = [
+            layer(rows).unflatten(-1, (-1, self.sizes.head)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        for place, norm in enumerate(self.head_norms):  # of queries and keys
+            parts[place] = norm(parts[place])
+        mixed = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        mixed = self.out(mixed.transpose(1, 2).flatten(2))
+        x = x + (after[0](mixed) if after else mixed)
+        rows = second(x)
+        found: Tensor = self.down(silu(self.gate(rows)) * self.up(rows))
+        return x + (after[1](found) if after else found)
+
+
+class Decoder(nn.Module):
+    """The shapes of a language model; positions, which have no weights, are left out."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.table = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.Sequential(*(Block(sizes) for _ in range(sizes.layers)))
+        self.norm = nn.RMSNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        if sizes.tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.blocks(self.table(tokens))))
+        return logits
+
+
+def planned(name: str, rank: Any, processes: int = 1) -> MemoryPlan:
+    """Return what `protect` will take of a model that has shapes alone."""
+    progress(f"{name}, rank {rank}")
+    with torch.device("meta"):
+        model = Decoder(MODELS[name])
+        texts = torch.zeros(TEXTS, dtype=torch.long)
+    return plan_memory(model, texts, rank=rank, device="cuda", processes=processes)
+
+
+def plan_tables() -> None:
+    """Print bytes a parameter of all models, and GB a card of the largest."""
+    rows, parts = [], list[str]()
+    for name in MODELS:
+        default = planned(name, None).rank
+        for rank in RANKS:
+            plan = planned(name, rank)
+            there = plan.on_device()
+            parts = list(there)
+            sizes = [*there.values(), sum(there.values()), plan.on_cpu()["start"], plan.moments]
+            label = f"{name}, rank {rank}{' (default)' if rank == default else ''}"
+            each = [f"{size / plan.numel:.2f}" for size in sizes]
+            rows.append([label, *each, f"{sizes[-3] / 1e9:.1f}"])
+    head = [*parts, "together", "start, on the CPU", "set-up: moments", "together, GB"]
+    table("protect on one GPU, bytes a parameter", ["", *head], rows)
+    rows = []
+    for rank in RANKS:
+        for cards in (1, CARDS):
+            plan = planned(LARGEST, rank, cards)
+            there = plan.on_device()
+            sizes = [*there.values(), sum(there.values()), sum(plan.on_cpu().values())]
+            label = f"rank {rank}, {cards} card{'s' * (cards > 1)}"
+            rows.append([label, *(f"{size / 1e9:.1f}" for size in [*sizes, plan.moments])])
+    head = [*parts, "together", "on the CPU", "set-up: moments"]
+    table(f"{LARGEST} with FSDP2, GB in each process", ["", *head], rows)
+
+
+def for_a_while(device: torch.device) -> list[list[str]]:
+    """Return what set-up and step need for a while, measured, in bytes a parameter."""
+    rows = []
+    for name, options in {
+        "AdamW": None,
+        "gate, all directions, rotated": {"rank": "full"},
+        "gate, all directions, filtered": {"rank": "full", "rotate": False},
+        "gate, a quarter of the inputs' directions": {"rank": 0.25},
+    }.items():
+        progress(name)
+        torch.manual_seed(0)
+        model = Decoder(SMALL).to(device)
+        nn.init.normal_(model.table.weight, std=0.02)  # else predictions are certain
+        known = torch.randint(SMALL.vocabulary, (64, 32), device=device)
+        base: Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        made: list[Optimizer] = [base]
+
+        def set_up(options: dict[str, Any] | None = options) -> None:
+            if options is not None:
+                protection = protect(model, known, **options)  # noqa: B023
+                made[0] = protection.optimizer(base)  # noqa: B023
+
+        needed = peak(set_up, device)
+        for _ in range(2):
+            model(known[:1]).logsumexp(-1).mean().backward()
+            made[0].step()
+        count = sum(param.numel() for param in model.parameters())
+        first = "–" if options is None else f"{needed / count:.1f}"
+        rows.append([name, f"{peak(made[0].step, device) / count:.1f}", first])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
@@ -117,6 +271,11 @@ def main() -> None:
         [*header, "peak of all"],
         rows,
     )
+    plan_tables()
+    head = ["", "a step", "protect() and optimizer()"]
+    count = sum(param.numel() for param in Decoder(SMALL).parameters())
+    title = f"For a while, measured, bytes a parameter, a decoder of {count / 1e6:.1f} M, {where}"
+    table(title, head, for_a_while(device))
 
 
 if __name__ == "__main__":
