@@ -4,8 +4,7 @@ The first table is ResNet-18 width 64 on 32 × 32 images. What is kept is counte
 what is needed for a while is the highest sum of what torch allocated and freed since.
 
 The others are of `protect`, by `plan_memory`: on a GPU, float32 weights, AdamW, 256 known texts of
-256 tokens, activations aside. The last one is measured: how much more a step and the set-up need
-for a while, with a small decoder on a CPU.
+256 tokens, without activations and what a step needs for a while.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from syngap import SynGAP
 from syngap.optim import GatedOptimizer
-from syngap.protection import MemoryPlan, plan_memory, protect
+from syngap.optim.moments import affordable_rank
+from syngap.protection import MemoryPlan, plan_memory
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 RATE = 0.01
@@ -128,7 +129,6 @@ MODELS = {
     "Llama 1.3 B": Sizes(2048, 24, 16, 16, 128, 5504, 32_000),
     "Llama 7 B": Sizes(4096, 32, 32, 32, 128, 11_008, 32_000),
 }
-SMALL = Sizes(192, 4, 3, 1, 64, 512, 4096, tied=True)
 RANKS = ("full", 0.25, 0.1)
 TEXTS = (256, 256)
 LARGEST, CARDS = "Llama 7 B", 8
@@ -184,6 +184,7 @@ class Decoder(nn.Module):
         return logits
 
 
+@cache
 def planned(name: str, rank: Any, processes: int = 1) -> MemoryPlan:
     """Return what `protect` will take of a model that has shapes alone."""
     progress(f"{name}, rank {rank}")
@@ -197,85 +198,54 @@ def plan_tables() -> None:
     """Print bytes a parameter of all models, and GB a card of the largest."""
     rows, parts = [], list[str]()
     for name in MODELS:
-        default = planned(name, None).rank
+        with torch.device("meta"):
+            default = affordable_rank(list(Decoder(MODELS[name]).parameters()), "cuda")
         for rank in RANKS:
             plan = planned(name, rank)
             there = plan.on_device()
             parts = list(there)
-            sizes = [*there.values(), sum(there.values()), plan.on_cpu()["start"], plan.moments]
+            sizes = [*there.values(), sum(there.values()), plan.moments]
             label = f"{name}, rank {rank}{' (default)' if rank == default else ''}"
             each = [f"{size / plan.numel:.2f}" for size in sizes]
-            rows.append([label, *each, f"{sizes[-3] / 1e9:.1f}"])
-    head = [*parts, "together", "start, on the CPU", "set-up: moments", "together, GB"]
+            rows.append([label, *each, f"{sizes[-2] / 1e9:.1f}"])
+    head = [*parts, "together", "set-up: moments", "together, GB"]
     table("protect on one GPU, bytes a parameter", ["", *head], rows)
     rows = []
     for rank in RANKS:
-        for cards in (1, CARDS):
-            plan = planned(LARGEST, rank, cards)
-            there = plan.on_device()
-            sizes = [*there.values(), sum(there.values()), sum(plan.on_cpu().values())]
-            label = f"rank {rank}, {cards} card{'s' * (cards > 1)}"
-            rows.append([label, *(f"{size / 1e9:.1f}" for size in [*sizes, plan.moments])])
+        plan = planned(LARGEST, rank, CARDS)
+        there = plan.on_device()
+        sizes = [*there.values(), sum(there.values()), sum(plan.on_cpu().values()), plan.moments]
+        rows.append([f"rank {rank}", *(f"{size / 1e9:.1f}" for size in sizes)])
     head = [*parts, "together", "on the CPU", "set-up: moments"]
-    table(f"{LARGEST} with FSDP2, GB in each process", ["", *head], rows)
-
-
-def for_a_while(device: torch.device) -> list[list[str]]:
-    """Return what set-up and step need for a while, measured, in bytes a parameter."""
-    rows = []
-    for name, options in {
-        "AdamW": None,
-        "gate, all directions, rotated": {"rank": "full"},
-        "gate, all directions, filtered": {"rank": "full", "rotate": False},
-        "gate, a quarter of the inputs' directions": {"rank": 0.25},
-    }.items():
-        progress(name)
-        torch.manual_seed(0)
-        model = Decoder(SMALL).to(device)
-        nn.init.normal_(model.table.weight, std=0.02)  # else predictions are certain
-        known = torch.randint(SMALL.vocabulary, (64, 32), device=device)
-        base: Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        made: list[Optimizer] = [base]
-
-        def set_up(options: dict[str, Any] | None = options) -> None:
-            if options is not None:
-                protection = protect(model, known, **options)  # noqa: B023
-                made[0] = protection.optimizer(base)  # noqa: B023
-
-        needed = peak(set_up, device)
-        for _ in range(2):
-            model(known[:1]).logsumexp(-1).mean().backward()
-            made[0].step()
-        count = sum(param.numel() for param in model.parameters())
-        first = "–" if options is None else f"{needed / count:.1f}"
-        rows.append([name, f"{peak(made[0].step, device) / count:.1f}", first])
-    return rows
+    table(f"{LARGEST} with FSDP2 on {CARDS} cards, GB in each process", ["", *head], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--protect", action="store_true", help="what protect takes, alone")
     args = parser.parse_args()
     device = torch.device(args.device)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else machine()
+    if not args.protect:
+        optimizer_table(args.batch, device, where)
+    plan_tables()
+
+
+def optimizer_table(batch: int, device: torch.device, where: str) -> None:
     rows = []
     for name in OPTIMIZERS:
         progress(name)
-        rows.append(row(name, args.batch, device))
+        rows.append(row(name, batch, device))
     progress("")
-    where = torch.cuda.get_device_name() if device.type == "cuda" else machine()
     header = ["MB", "state, bytes a parameter", "parameters", "gradients", "importance"]
     header += ["momentum, moments", "observe, over the gradient", "step, for a while"]
     table(
-        f"Memory of training ResNet-18 width 64, batch {args.batch}, {where}",
+        f"Memory of training ResNet-18 width 64, batch {batch}, {where}",
         [*header, "peak of all"],
         rows,
     )
-    plan_tables()
-    head = ["", "a step", "protect() and optimizer()"]
-    count = sum(param.numel() for param in Decoder(SMALL).parameters())
-    title = f"For a while, measured, bytes a parameter, a decoder of {count / 1e6:.1f} M, {where}"
-    table(title, head, for_a_while(device))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": ("loop", "bound", "step", "importance", "memory", "stream", "start"),
-    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory"),
+    "cpu": ("loop", "bound", "step", "importance", "memory", "growth", "start"),
+    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory", "growth"),
 }
 
 
@@ -39,6 +39,7 @@ def main() -> None:
             "loop": [args.device],
             "bound": [args.device],
             "memory": ["--device", args.device],
+            "growth": ["--device", args.device],
         }.get(script, [])
         command = [sys.executable, str(HERE / f"{script}.py"), *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -6,8 +6,10 @@ import gc
 import warnings
 from typing import Any
 
+import memory
 import pytest
 import torch
+from checkout import ROOT
 from protect_cases import CASES, Case
 from torch import Tensor, nn
 
@@ -248,3 +250,39 @@ def test_a_forward_pass_that_looks_at_numbers_is_refused() -> None:
         plan_memory(Chain(), torch.randint(50, (4, 6)), rank=1.5)
     with pytest.raises(TypeError, match=r"got dict: predict= makes"):
         plan_memory(Chain(), torch.randint(50, (4, 6)), predict=lambda batch: {})  # type: ignore[arg-type]
+
+
+# The tables of docs/large.md
+
+
+def cells(title: str, row: str) -> list[str]:
+    """Return the numbers of a row of what `benchmarks/memory.py` printed."""
+    text = (ROOT / "results" / "speed" / "cpu" / "memory.md").read_text(encoding="utf-8")
+    lines = text.partition(title)[2].splitlines()
+    (found,) = (line for line in lines if line.startswith(f"| {row} "))
+    return [cell.strip() for cell in found.split("|")[2:-1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", ["SmolLM2-135M, rank 0.25 (default)", "Llama 7 B, rank full (default)"]
+)
+def test_the_table_has_what_the_plan_says(row: str) -> None:
+    name = row.partition(",")[0]
+    plan = memory.planned(name, 0.25 if "0.25" in row else "full")
+    parts = plan.on_device().values()
+    sizes = [*parts, sum(parts), plan.moments]
+    said = [*(f"{size / plan.numel:.2f}" for size in sizes), f"{sum(parts) / 1e9:.1f}"]
+    assert cells("bytes a parameter", row) == said
+    with torch.device("meta"):
+        params = list(memory.Decoder(memory.MODELS[name]).parameters())
+    assert affordable_rank(params, "cuda") == plan.rank
+
+
+@pytest.mark.slow
+def test_the_plan_of_several_cards_has_what_the_plan_says() -> None:
+    plan = memory.planned(memory.LARGEST, 0.25, memory.CARDS)
+    parts = plan.on_device().values()
+    sizes = [*parts, sum(parts), sum(plan.on_cpu().values()), plan.moments]
+    said = [f"{size / 1e9:.1f}" for size in sizes]
+    assert cells("GB in each process", "rank 0.25") == said
