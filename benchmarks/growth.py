@@ -9,7 +9,8 @@ a time. AdamW (fused) is the peer, and takes its steps in the same turns; the se
 steps of AdamW. A ratio that does not change with size grows as AdamW's own step does.
 
 Of a stream: an MLP 192-512-1000, batch 64 + 64. Learners that have come to different places take
-steps in turns; "x" is relative to the first place. Memory is the process's own.
+steps in turns; "x" is relative to the first place. Memory is the process's own. Task 2 is within
+the first 200 steps, of which SynGAP refreshes importance at each; later at each 16th.
 
 On a CPU one thread, in seconds of its CPU; on a GPU by the clock.
 """
@@ -338,10 +339,15 @@ def draw(path: Path, to: Path) -> None:
             axes.set_title(", ".join(parts), fontsize=9.5)
             axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], fontsize=8)
             axes.minorticks_off()
+            axes.set_ylim(0.8, 500)
             remove_frame(axes)
         for axes in (panels[0], panels[3]):
-            axes.set_ylabel("in steps of AdamW (tasks: of ER)")
-        figure.suptitle("protect and SynGAP relative to the plain step of the same size")
+            axes.set_ylabel("steps of AdamW (tasks: of ER)", fontsize=9)
+        found = [curves_of(topic, tables[topic]) for topic in topics]
+        words = [growth(sizes, values) for sizes, curves in found for values in curves.values()]
+        fastest = "faster" if "above linear" in words else "no faster"
+        title = f"Relative to a plain step of the same size, costs grow {fastest} than linearly"
+        figure.suptitle(title, fontsize=12)
 
 
 def main() -> None:
