@@ -43,6 +43,7 @@ results: $(VENV)/.installed ## put the numbers and figures of results/ into READ
 	@cp build/figures/landscape.svg docs/figures/landscape-digits.svg
 	@"$(BIN)/syngap" report results/finetune-smollm2 --figure docs/figures/smollm2.svg > /dev/null
 	@"$(BIN)/python" benchmarks/frontier.py docs/figures/frontier.svg
+	@"$(BIN)/python" benchmarks/growth.py --draw results/speed/cpu/growth.md docs/figures/growth.svg
 
 check-results: $(VENV)/.installed ## fail where README or docs say another number than results/
 	@"$(BIN)/syngap" fill --check $(DOCUMENTS)

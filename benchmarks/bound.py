@@ -5,11 +5,16 @@ product. "Memory": each layer's output written and read once, its gradient too, 
 their gradients written and read, weights written, at the speed of a large copy; who fuses layers
 can do with less. Both speeds are measured in the same turns. On a CPU one thread in seconds of its
 CPU; with `cuda` as argument on a GPU, in bfloat16, captured, by the clock.
+
+On a CPU further tables have the operations that take most of a step of ER and of SynGAP.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 
 import torch
 from cases import CASES, Case
@@ -17,11 +22,13 @@ from loop import DEVICE, GPU, ROUNDS, ours, timed
 from measure import in_turns, machine, progress, table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 SIDE = 8192 if GPU else 1024  # of the large product
 COPIED = 1 << (31 if GPU else 28)  # bytes, half of them read
 DTYPE = torch.bfloat16 if GPU else torch.float32
+TOP = 8  # operations
 
 
 def work(case: Case) -> tuple[float, float]:
@@ -73,6 +80,25 @@ def measure(case: Case) -> list[str]:
     ]
 
 
+def operations(case: Case, method: str) -> list[list[str]]:
+    """Return the operations of a step that take most, a row each."""
+    turn = ours(case, method)
+    turn()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        turn()
+    events = sorted(found.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    whole = sum(event.self_cpu_time_total for event in events)
+    return [
+        [
+            event.key,
+            f"{event.self_cpu_time_total / case.steps:.0f}",
+            f"{event.self_cpu_time_total / whole:.0%}",
+            f"{event.count / case.steps:.0f}",
+        ]
+        for event in events[:TOP]
+    ]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
@@ -83,6 +109,10 @@ def main() -> None:
     head = ["", "ms a step", "GFLOP", "GFLOP/s", "products, ms"]
     head += ["MB", "GB/s", "memory, ms", "× the larger bound"]
     table("ER:", head, rows)
+    for case in () if GPU else list(CASES["cpu"].values())[1:]:
+        for method in ("er", "syngap"):
+            head = ["operation", "µs a step", "of all", "calls a step"]
+            table(f"{case.name}, {method}:", head, operations(case, method))
 
 
 if __name__ == "__main__":

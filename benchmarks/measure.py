@@ -61,6 +61,12 @@ def peak_memory(case: Callable[[], object]) -> float | None:
     return _status("VmHWM") - before
 
 
+def resident() -> float:
+    """Return the memory of this process in MB."""
+    gc.collect()
+    return _status("VmRSS") / 1024**2
+
+
 def captured(once: Callable[[], object], times: int = 1) -> Callable[[], None]:
     """Return what replays `once`, so many times in a row, from a CUDA graph."""
     side = torch.cuda.Stream()

@@ -1,7 +1,10 @@
-"""What a training step keeps and needs in memory, by component, beside torch's own optimizers.
+"""What training keeps and needs in memory, by component: SynGAP beside torch's own, and `protect`.
 
-ResNet-18 width 64 on 32 × 32 images. What is kept is counted tensor by tensor; what is needed for a
-while is the highest sum of what torch allocated and freed since.
+The first table is ResNet-18 width 64 on 32 × 32 images. What is kept is counted tensor by tensor;
+what is needed for a while is the highest sum of what torch allocated and freed since.
+
+The others are of `protect`, by `plan_memory`: on a GPU, float32 weights, AdamW, 256 known texts of
+256 tokens, without activations and what a step needs for a while.
 """
 
 from __future__ import annotations
@@ -9,18 +12,22 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from cases import resnet18
 from measure import machine, progress, table
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 from torch.optim import SGD, Adam, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from syngap import SynGAP
 from syngap.optim import GatedOptimizer
+from syngap.optim.moments import affordable_rank
+from syngap.protection import MemoryPlan, plan_memory
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 RATE = 0.01
@@ -98,22 +105,144 @@ def row(name: str, batch: int, device: torch.device) -> list[str]:
     return [name, f"{each:.1f}", *(f"{value / 1e6:.0f}" for value in columns)]
 
 
+# protect ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Those of a decoder: Llama's, or with `extra_norms` Gemma-3's."""
+
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head: int
+    hidden: int
+    vocabulary: int
+    tied: bool = False
+    extra_norms: bool = False
+
+
+MODELS = {
+    "SmolLM2-135M": Sizes(576, 30, 9, 3, 64, 1536, 49_152, tied=True),
+    "Gemma-3-270M": Sizes(640, 18, 4, 1, 256, 2048, 262_144, tied=True, extra_norms=True),
+    "Llama 1.3 B": Sizes(2048, 24, 16, 16, 128, 5504, 32_000),
+    "Llama 7 B": Sizes(4096, 32, 32, 32, 128, 11_008, 32_000),
+}
+RANKS = ("full", 0.25, 0.1)
+TEXTS = (256, 256)
+LARGEST, CARDS = "Llama 7 B", 8
+
+
+class Block(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes, width = sizes, sizes.width
+        outer, inner = sizes.heads * sizes.head, sizes.key_heads * sizes.head
+        self.query = nn.Linear(width, outer, bias=False)
+        self.key = nn.Linear(width, inner, bias=False)
+        self.value = nn.Linear(width, inner, bias=False)
+        self.out = nn.Linear(outer, width, bias=False)
+        self.gate = nn.Linear(width, sizes.hidden, bias=False)
+        self.up = nn.Linear(width, sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, width, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2 + 2 * sizes.extra_norms))
+        own = [nn.RMSNorm(sizes.head) for _ in range(2)] if sizes.extra_norms else []
+        self.head_norms = nn.ModuleList(own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, *after = self.norms
+        rows = first(x)
+        parts = [
+            layer(rows).unflatten(-1, (-1, self.sizes.head)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        for place, norm in enumerate(self.head_norms):  # of queries and keys
+            parts[place] = norm(parts[place])
+        mixed = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        mixed = self.out(mixed.transpose(1, 2).flatten(2))
+        x = x + (after[0](mixed) if after else mixed)
+        rows = second(x)
+        found: Tensor = self.down(silu(self.gate(rows)) * self.up(rows))
+        return x + (after[1](found) if after else found)
+
+
+class Decoder(nn.Module):
+    """The shapes of a language model; positions, which have no weights, are left out."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.table = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.Sequential(*(Block(sizes) for _ in range(sizes.layers)))
+        self.norm = nn.RMSNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        if sizes.tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.blocks(self.table(tokens))))
+        return logits
+
+
+@cache
+def planned(name: str, rank: Any, processes: int = 1) -> MemoryPlan:
+    """Return what `protect` will take of a model that has shapes alone."""
+    progress(f"{name}, rank {rank}")
+    with torch.device("meta"):
+        model = Decoder(MODELS[name])
+        texts = torch.zeros(TEXTS, dtype=torch.long)
+    return plan_memory(model, texts, rank=rank, device="cuda", processes=processes)
+
+
+def plan_tables() -> None:
+    """Print bytes a parameter of all models, and GB a card of the largest."""
+    rows, parts = [], list[str]()
+    for name in MODELS:
+        with torch.device("meta"):
+            default = affordable_rank(list(Decoder(MODELS[name]).parameters()), "cuda")
+        for rank in RANKS:
+            plan = planned(name, rank)
+            there = plan.on_device()
+            parts = list(there)
+            sizes = [*there.values(), sum(there.values()), plan.moments]
+            label = f"{name}, rank {rank}{' (default)' if rank == default else ''}"
+            each = [f"{size / plan.numel:.2f}" for size in sizes]
+            rows.append([label, *each, f"{sizes[-2] / 1e9:.1f}"])
+    head = [*parts, "together", "set-up: moments", "together, GB"]
+    table("protect on one GPU, bytes a parameter", ["", *head], rows)
+    rows = []
+    for rank in RANKS:
+        plan = planned(LARGEST, rank, CARDS)
+        there = plan.on_device()
+        sizes = [*there.values(), sum(there.values()), sum(plan.on_cpu().values()), plan.moments]
+        rows.append([f"rank {rank}", *(f"{size / 1e9:.1f}" for size in sizes)])
+    head = [*parts, "together", "on the CPU", "set-up: moments"]
+    table(f"{LARGEST} with FSDP2 on {CARDS} cards, GB in each process", ["", *head], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--protect", action="store_true", help="what protect takes, alone")
     args = parser.parse_args()
     device = torch.device(args.device)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else machine()
+    if not args.protect:
+        optimizer_table(args.batch, device, where)
+    plan_tables()
+
+
+def optimizer_table(batch: int, device: torch.device, where: str) -> None:
     rows = []
     for name in OPTIMIZERS:
         progress(name)
-        rows.append(row(name, args.batch, device))
+        rows.append(row(name, batch, device))
     progress("")
-    where = torch.cuda.get_device_name() if device.type == "cuda" else machine()
     header = ["MB", "state, bytes a parameter", "parameters", "gradients", "importance"]
     header += ["momentum, moments", "observe, over the gradient", "step, for a while"]
     table(
-        f"Memory of training ResNet-18 width 64, batch {args.batch}, {where}",
+        f"Memory of training ResNet-18 width 64, batch {batch}, {where}",
         [*header, "peak of all"],
         rows,
     )

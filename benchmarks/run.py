@@ -17,11 +17,8 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": (
-        *("loop", "layout", "bound", "step", "importance"),
-        *("memory", "stream", "operations", "start"),
-    ),
-    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory"),
+    "cpu": ("loop", "layout", "bound", "step", "importance", "memory", "growth", "start"),
+    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory", "growth"),
 }
 
 
@@ -42,6 +39,7 @@ def main() -> None:
             "loop": [args.device],
             "bound": [args.device],
             "memory": ["--device", args.device],
+            "growth": ["--device", args.device],
         }.get(script, [])
         command = [sys.executable, str(HERE / f"{script}.py"), *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -17,8 +17,7 @@ from typing import TextIO
 
 import torch
 from matplotlib import pyplot
-from measure import progress
-from stream import resident
+from measure import progress, resident
 from torch import Tensor, nn
 
 from syngap.bench.methods import Learner

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import memory
 import pytest
 import torch
 from helpers import assert_identical, values_of
@@ -25,6 +26,7 @@ from syngap.protection import Protection
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
+import transformers
 from accelerate import Accelerator
 from transformers import (
     BertConfig,
@@ -791,3 +793,33 @@ def test_lightning_refuses_what_cannot_work(tmp_path: Path) -> None:
     for call, words in refused:
         with pytest.raises(Exception, match=words):
             call()
+
+
+# What benchmarks/memory.py plans with
+
+
+def test_planned_models_have_the_shapes_of_transformers() -> None:
+    own = memory.MODELS
+    for name, sizes in own.items():
+        kind = transformers.Gemma3TextConfig if sizes.extra_norms else LlamaConfig
+        config = kind(
+            vocab_size=sizes.vocabulary,
+            hidden_size=sizes.width,
+            intermediate_size=sizes.hidden,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.key_heads,
+            head_dim=sizes.head,
+            tie_word_embeddings=sizes.tied,
+        )
+        with torch.device("meta"):
+            made = transformers.AutoModelForCausalLM.from_config(config)
+            shapes = [
+                sorted(p.shape for p in m.parameters()) for m in (made, memory.Decoder(sizes))
+            ]
+        assert shapes[0] == shapes[1], name
+    counts = {"SmolLM2-135M": 134_515_008, "Gemma-3-270M": 268_098_176, "Llama 7 B": 6_738_415_616}
+    for name, count in counts.items():
+        with torch.device("meta"):
+            made = memory.Decoder(own[name])
+        assert sum(param.numel() for param in made.parameters()) == count

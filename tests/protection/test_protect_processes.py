@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from torch.optim import SGD, AdamW
 
 import syngap
 from syngap.optim.wrapped import WrappedSynGAP
-from syngap.protection import Protection, teacher
+from syngap.protection import Protection, plan_memory, teacher
 
 # One start of two processes is for all of them.
 pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.xdist_group("processes")]
@@ -384,3 +384,50 @@ PROTECT["by-itself"] = by_itself
 def test_without_a_group_each_process_has_a_model_of_its_own(found: Results) -> None:
     first, second = found["by-itself"]
     assert first != second
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    parts = (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
+    return sum(part.nbytes for part in parts)
+
+
+def memory(rank: int) -> dict[str, int]:
+    """Train sharded, and return the bytes of what this process has, by what for."""
+    model = shard(build())
+    protection, optimizer = make(model, "filtered")
+    train(model, optimizer, protection.loss, rank, range(1))
+    params = list(model.parameters())
+    states = [optimizer.state[param] for param in params]
+    stacks = [stack for work in optimizer.gate._works for stack in work.stacks]
+    return {
+        "weights": bytes_of(params),
+        "gradients": bytes_of(param.grad for param in params),
+        "AdamW's moments": bytes_of(
+            optimizer.base.state[param][name]
+            for param in params
+            for name in ("exp_avg", "exp_avg_sq")
+        ),
+        "importance": bytes_of(state["importance"] for state in states),
+        "masks": bytes_of(stack.mask for stack in stacks),
+        "directions": bytes_of(
+            state[side] for state in states for side in ("left", "right") if side in state
+        ),
+        "start": bytes_of(protection._start.values.values()),
+        "copy of importance": bytes_of(each.importance for each in protection.known.values()),
+    }
+
+
+if HAS_FSDP:
+    PROTECT["memory"] = memory
+
+
+@pytest.mark.skipif(not HAS_FSDP, reason="FSDP2 of this torch does not run on a CPU")
+def test_the_first_process_takes_what_the_plan_says(found: Results) -> None:
+    first, second = found["memory"]
+    plan = plan_memory(build(), KNOWN, anchors=4, processes=PROCESSES, rank=2)
+    planned = plan.on_device() | plan.on_cpu()
+    assert first == {name: planned[name] for name in first}
+    assert all(second[name] <= size for name, size in first.items())

@@ -219,8 +219,7 @@ def _explained(scored: Scored, params: list[Tensor]) -> set[Tensor]:
     shared: set[Tensor] = set()
     for use, left, right in scored.factors(set(params)):
         param, index = use.key
-        if left.is_one_hot and left.groups != scored.batch:  # looked up once for all samples
-            shared.add(param)
+        shared |= {param} if left.are_shared(scored.batch) else set()
         found = gradients([(left.pooled(), right.pooled())], None, param, index)[0]
         total = sums.setdefault(param, found.new_zeros(param.shape))
         (total if index is None else total[index]).view(found.shape).add_(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -17,6 +17,7 @@ __all__ = [
     "Rank",
     "add_moments",
     "affordable_rank",
+    "are_on_gpu",
     "basis_dtype",
     "find_bases",
     "half_is_enough",
@@ -25,6 +26,7 @@ __all__ = [
 
 Rank: TypeAlias = "int | float | Literal['full']"
 _Found: TypeAlias = tuple[tuple[int, float], Tensor, Tensor]  # mark, moment, directions
+_Find: TypeAlias = "Callable[[Tensor, int, torch.dtype, list[_Found]], Tensor]"
 
 LARGEST = 8192  # a side of more rows stays plain entries
 _ROWS_A_DIRECTION = 16  # more change eigenvectors little
@@ -124,7 +126,7 @@ def require_finite(sides: Mapping[Key, Moments], model: nn.Module) -> None:
 
 
 def find_bases(
-    sides: Mapping[Key, Moments], rank: Rank, dtype: torch.dtype | None
+    sides: Mapping[Key, Moments], rank: Rank, dtype: torch.dtype | None, find: _Find | None = None
 ) -> dict[Tensor, Basis]:
     """Return the directions of each weight that has moments.
 
@@ -133,7 +135,9 @@ def find_bases(
         rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
             the most important ones of the inputs' side.
         dtype: of the directions; None is that of the moments.
+        find: returns so many directions of a moment; None is its eigenvectors.
     """
+    find = find or _directions
     found: dict[Key, tuple[Tensor | None, Tensor | None]] = {}
     known: list[_Found] = []  # of inputs that several layers have
     for key, side in sides.items():
@@ -143,7 +147,7 @@ def find_bases(
             moment = _combined(side, place)
             if moment is not None:
                 count = _count(rank, len(moment))
-                chosen[place] = _directions(moment, count, dtype or moment.dtype, known)
+                chosen[place] = find(moment, count, dtype or moment.dtype, known)
         found[key] = (chosen[0], chosen[1])
     bases: dict[Tensor, Basis] = {}
     for (param, index), pair in found.items():
@@ -158,15 +162,26 @@ def find_bases(
     return bases
 
 
-def basis_dtype(params: Sequence[Tensor]) -> torch.dtype | None:
+def are_on_gpu(params: Sequence[Tensor], device: str | None = None) -> bool:
+    """Return whether what is known of parameters may take half precision: on a GPU it does.
+
+    Args:
+        params: the parameters.
+        device: the type of device that they will be on; None is where they are.
+    """
+    return bool(params) and all(
+        (device or param.device.type) == "cuda" and param.dtype != torch.float64 for param in params
+    )
+
+
+def basis_dtype(params: Sequence[Tensor], device: str | None = None) -> torch.dtype | None:
     """Return what directions are kept in: on a GPU bfloat16, a third of a per cent off."""
-    on_gpu = all(param.is_cuda and param.dtype != torch.float64 for param in params)
-    return torch.bfloat16 if params and on_gpu else None
+    return torch.bfloat16 if are_on_gpu(params, device) else None
 
 
-def affordable_rank(params: Sequence[Tensor]) -> Rank:
+def affordable_rank(params: Sequence[Tensor], device: str | None = None) -> Rank:
     """Return "full" where complete bases are small, or small beside what training needs anyway."""
-    size = 2 if basis_dtype(params) is not None else 4
+    size = 2 if basis_dtype(params, device) is not None else 4
     matrices = [(len(param), param.shape[1:].numel()) for param in params if param.dim() >= 2]
     needed = size * sum(side**2 for shape in matrices for side in shape if side <= LARGEST)
     total = sum(param.numel() for param in params)

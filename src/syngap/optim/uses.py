@@ -39,6 +39,10 @@ class Rows:
         """How many groups there are."""
         return len(self.values)
 
+    def are_shared(self, batch: int) -> bool:
+        """Return whether they are tokens that are looked up once for all samples of a batch."""
+        return self.is_one_hot and self.groups != batch
+
     def pooled(self) -> Rows:
         """Return the same rows as one group."""
         return Rows(self.values.flatten(0, 1).unsqueeze(0), self.is_one_hot)

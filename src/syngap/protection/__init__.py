@@ -12,10 +12,12 @@ Where to find what:
 - `samples`: texts that a language model writes itself
 - `processes`: one protection for all processes of DDP and FSDP2
 - `report`: what was kept; `refusals`: what is refused, and warned of
+- `memory_plan`: what `protect` will take of memory, from shapes
 """
 
+from syngap.protection.memory_plan import MemoryPlan, plan_memory
 from syngap.protection.protection import Protection, protect
 from syngap.protection.report import Report
 from syngap.protection.samples import own_samples
 
-__all__ = ["Protection", "Report", "own_samples", "protect"]
+__all__ = ["MemoryPlan", "Protection", "Report", "own_samples", "plan_memory", "protect"]

@@ -16,7 +16,7 @@ from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
-from syngap.optim.moments import Rank, affordable_rank, basis_dtype
+from syngap.optim.moments import Rank, affordable_rank, are_on_gpu, basis_dtype
 from syngap.optim.notices import Notices
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
@@ -254,8 +254,8 @@ class Protection:
         estimator = Estimator(
             "sampled", None, self.model if is_whole else None, self._process_group
         )
-        compact = all(param.is_cuda and param.dtype != torch.float64 for param in params)
-        made = WrappedSynGAP(base, estimator, Schedule(1, 0), compact, "raise", options)
+        schedule, compact = Schedule(1, 0), are_on_gpu(params)
+        made = WrappedSynGAP(base, estimator, schedule, compact, "raise", options)
         gate_changes.adopt(made.gate, self.known)
         self._optimizer = made
         return made

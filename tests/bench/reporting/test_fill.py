@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import growth
 import pytest
 from checkout import ROOT
 from refused import refused
@@ -539,9 +540,11 @@ def test_the_figures_of_the_documentation_are_those_of_the_results(
     script = ROOT / "benchmarks" / "frontier.py"
     monkeypatch.setattr(sys, "argv", [str(script), str(frontier)])
     runpy.run_path(str(script), run_name="__main__")
+    growth.draw(ROOT / "results" / "speed" / "cpu" / "growth.md", tmp_path / "growth.svg")
     smollm2 = tmp_path / "smollm2.svg"
     frontier_figure(compare_methods(known.runs("finetune-smollm2")), smollm2)
-    drawn = (tmp_path / "demo.svg", tmp_path / "landscape-digits.svg", frontier, smollm2)
+    drawn = [frontier, smollm2]
+    drawn += [tmp_path / name for name in ("demo.svg", "landscape-digits.svg", "growth.svg")]
     shown = [path for path in written if (ROOT / "docs" / "figures" / path.name).exists()]
     assert len(shown) >= 5
     for path in (*drawn, *shown):
