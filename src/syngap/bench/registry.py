@@ -15,9 +15,10 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
+from syngap.messages import nearest
 
-__all__ = ["Registry", "import_or_refuse"]
+__all__ = ["Registry", "import_extra", "import_or_refuse"]
 
 
 class Registry:
@@ -90,3 +91,13 @@ def import_or_refuse(module: str, needed_by: str, install: str) -> Any:
         raise UserError(
             f"{needed_by}: {module} is installed, but importing it fails ({reason})"
         ) from error
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import and return `module`; UserError with the extra to install, or why it fails.
+
+    Examples:
+        >>> import_extra("json.decoder", "ray").__name__
+        'json.decoder'
+    """
+    return import_or_refuse(module, extra, f"pip install 'syngap[{extra}]'")

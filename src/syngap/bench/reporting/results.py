@@ -17,11 +17,12 @@ from typing import Any
 
 from syngap.bench.config.reading import reading, text_in
 from syngap.bench.config.space import Space
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.reporting.headline import below_untuned, best_row
 from syngap.bench.reporting.rows import Row, rows
 from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
 from syngap.bench.store.layout import experiment_folders, holds_experiment
+from syngap.messages import nearest
 
 __all__ = [
     "Results",

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from syngap.bench.config.experiment import is_shipped, read
 from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.reporting import paper
 from syngap.bench.reporting.rows import MEASURES, Row, concurrency_note, concurrent_runs, omissions
 from syngap.bench.reporting.statistics import (
@@ -25,6 +25,7 @@ from syngap.bench.reporting.statistics import (
     paired_difference,
 )
 from syngap.bench.store.folder_reader import Run
+from syngap.messages import nearest
 
 __all__ = [
     "Column",

@@ -24,7 +24,7 @@ import syngap
 from syngap.bench.config.finetuning import FinetuningTraining
 from syngap.bench.config.run_config import Training
 from syngap.bench.errors import UserError
-from syngap.bench.extras import import_extra
+from syngap.bench.registry import import_extra
 from syngap.bench.runner.local import Event, attempt, note_failure
 from syngap.bench.runner.machines import (
     Machines,

@@ -27,8 +27,7 @@ import yaml
 
 from syngap.bench.config.component import Options, Value
 from syngap.bench.config.reading import LARGE
-from syngap.bench.extras import import_extra
-from syngap.bench.registry import Registry
+from syngap.bench.registry import Registry, import_extra
 from syngap.bench.storage import check_inside, read, remove, remove_tree, write
 from syngap.bench.store.folder_reader import read_environment, read_status, read_yaml
 from syngap.bench.store.layout import CONFIG, METRICS, STATUS

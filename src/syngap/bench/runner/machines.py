@@ -10,7 +10,7 @@ from typing import Any
 
 import syngap
 from syngap.bench.errors import UserError
-from syngap.bench.extras import import_extra
+from syngap.bench.registry import import_extra
 
 __all__ = ["Machines", "Request", "complaint_of", "first_line", "fitting_runs", "reason_of"]
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.options import shown
 from syngap.bench.storage import append, make_folder, move, remove, remove_tree
 from syngap.bench.streams import archives, places
+from syngap.messages import nearest
 
 if TYPE_CHECKING:
     import requests
