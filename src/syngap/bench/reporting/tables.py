@@ -25,7 +25,7 @@ from syngap.bench.reporting.statistics import (
     paired_difference,
 )
 from syngap.bench.store.folder_reader import Run
-from syngap.messages import nearest
+from syngap.messages import count_of, nearest
 
 __all__ = [
     "Column",
@@ -374,9 +374,10 @@ def _hardware(runs: Sequence[Run]) -> str:
     for run in runs:
         environment = run.environment
         device = environment.device or "unknown"
-        cpu = f"{environment.processor or 'a CPU'}, {environment.cores or '?'} cores"
+        cores = count_of(environment.cores, "core") if environment.cores else "? cores"
+        cpu = f"{environment.processor or 'a CPU'}, {cores}"
         count = concurrent_runs(run) or 1
-        beside = f", {count} runs at a time" if count > 1 else ""
+        beside = f", {count_of(count, 'run')} at a time" if count > 1 else ""
         found[(cpu if device == "cpu" else device) + beside] = None
     return "; ".join(found)
 
