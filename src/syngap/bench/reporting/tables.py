@@ -120,16 +120,18 @@ def markdown(
 
 
 def default_columns(rows: Sequence[Row], among: Sequence[Row] | None = None) -> list[str]:
-    """Return the names of the columns that `rows` have values for.
+    """Return the names of the columns that `rows` have values for, and ACC.
 
-    The difference to ER needs a row of that name, the paper's numbers a row that it reports.
+    INT needs a joint run, the difference to ER a row of that name, the paper's numbers a row that
+    it reports.
 
     Args:
         rows: of the table.
         among: all rows of the experiment, where the table has some of them.
     """
     names = ["ACC", "paper-ACC", _DIFFERENCE, "FM", "paper-FM", "INT", "paper-INT", "seconds"]
-    absent = {name for name in _paper_columns() if not any(_quote(row, name) for row in rows)}
+    absent = {name for name in _MAIN[1:] if not any(row.spread(name) for row in rows)}
+    absent |= {name for name in _paper_columns() if not any(_quote(row, name) for row in rows)}
     if not any(_difference(row, among or rows) for row in rows):
         absent.add(_DIFFERENCE)
     return [name for name in names if name not in absent]
