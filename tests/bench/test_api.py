@@ -43,7 +43,7 @@ def test_a_second_call_goes_on_with_what_is_there(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
     again = bench.run(tiny(), methods=["sgd", "er"])
     assert {run.row for run in again.runs} == {"sgd", "er"}
-    assert "1 of 2 runs are there already" in capsys.readouterr().err
+    assert "1 of 2 runs already done" in capsys.readouterr().err
 
 
 def test_a_search_chooses_values(here: Path) -> None:

@@ -195,7 +195,7 @@ def test_files_that_are_no_experiment(
         ("stream.batch=0", "stream.batch: got 0, expected a whole number ≥ 1"),
         ("stream.blur=2", "stream.blur: got 2, expected a number between 0 and 1"),
         ("stream.tasks=3", "stream.tasks: 10 classes cannot be cut into 3 equal tasks; 2, 5, 10"),
-        ("stream.first=9", "stream.first: got 9, but there are 5 tasks"),
+        ("stream.first=9", "stream.first: got 9; the stream has 5 tasks"),
         ("model.hidden=[0]", "model.hidden: got [0], expected a list, each a whole number ≥ 1"),
         ("model.hidden=[1000000000000000]", "model: mlp cannot be made ("),
         (
@@ -319,13 +319,13 @@ def test_data_that_is_not_there(here: Path, refused: Callable[..., str]) -> None
 def test_data_that_is_cut_off(here: Path, refused: Callable[..., str]) -> None:
     cifar(here, bytes(3074 * 3 + 5))
     said = refused("run", "tiny.yaml", "--set", "stream={name: cifar100}", "--data", here)
-    assert "train.bin: 9227 bytes are no whole number of images of 3074" in said
+    assert "train.bin: 9227 bytes, no whole number of images of 3074" in said
 
 
 def test_data_that_misses_classes(here: Path, refused: Callable[..., str]) -> None:
     cifar(here, bytes(3074 * 3))
     said = refused("run", "tiny.yaml", "--set", "stream={name: cifar100}", "--data", here)
-    assert "train.bin: images of 1 classes, expected all 100" in said
+    assert "train.bin: images of 1 class, expected all 100" in said
 
 
 def test_samples_that_the_network_cannot_take(here: Path, refused: Callable[..., str]) -> None:
@@ -549,7 +549,7 @@ def test_what_is_done_is_not_done_again(out: Path, call: Call) -> None:
     before = {path: content for path, content in tree(out).items() if path != "index.html"}
     code, printed, said = call(*RUN, "--resume")
     assert code == 0
-    assert said == "2 of 2 runs are there already, in out; --fresh would run them again\n"
+    assert said == "2 of 2 runs already done, in out; --fresh would run them again\n"
     assert "ER" in printed
     after = {path: content for path, content in tree(out).items() if path != "index.html"}
     assert after == before
@@ -559,11 +559,11 @@ def test_going_on_adds_seeds_and_rows(out: Path, call: Call) -> None:
     before = results(out / "er-0")
     code, _, said = call(*RUN, "--resume", "--seeds", "0,1", "--methods", "er")
     assert code == 0
-    assert said.splitlines()[0].startswith("1 of 2 runs are there already, in out;")
+    assert said.splitlines()[0].startswith("1 of 2 runs already done, in out;")
     assert said.splitlines()[1].startswith("1 of 1  er-1 ")
     code, printed, said = call(*RUN, "--resume", "--set", "methods.adam.lr=0.01")
     assert code == 0
-    assert said.splitlines()[1].startswith("2 of 3 runs are there already, in out;")
+    assert said.splitlines()[1].startswith("2 of 3 runs already done, in out;")
     assert said.splitlines()[2].startswith("1 of 1  adam-0 ")
     assert "adam, seed 1: not begun" in " ".join(printed.lower().split())
     plan = yaml.safe_load((out / "experiment.yaml").read_text())
@@ -615,7 +615,7 @@ def test_the_demo_runs_and_goes_on(here: Path, call: Call) -> None:
     assert code == 0
     assert "1 of 1  sgd-0 " in said
     assert "The page is runs/demo/index.html" in printed
-    assert call("demo", "--methods", "sgd", "--seeds", "0")[2].startswith("1 of 1 runs are there")
+    assert call("demo", "--methods", "sgd", "--seeds", "0")[2].startswith("1 of 1 run already")
 
 
 def test_the_demo_shows_protection_before_streams(
@@ -712,7 +712,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(
     assert "fragile-0            failed: its process died (SIGKILL)" in lines[0]
     assert "wild-0               failed: FloatingPointError: the logits of step 2 of " in lines[1]
     assert "er-0                 ACC" in lines[2]
-    assert "fragile (0 of 1 seeds)" in printed
+    assert "fragile (0 of 1 seed)" in printed
     states = {row: state(here / f"out/{row}-0") for row in ("fragile", "wild", "er")}
     assert states == {"fragile": "failed", "wild": "failed", "er": "done"}
     assert (here / "out/fragile-0/error.txt").read_text() == "its process died (SIGKILL)\n"
@@ -727,7 +727,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(
     monkeypatch.setattr(engine, "run_local", run_inline)
     code, printed, said = called(capsys, *RUN, "--resume", "--methods", "fragile,er")
     assert code == 0
-    assert said.splitlines()[0].startswith("1 of 2 runs are there already")
+    assert said.splitlines()[0].startswith("1 of 2 runs already done")
     assert "1 of 1  fragile-0            ACC" in said.splitlines()[1]
     assert state(here / "out/fragile-0") == "done"
     assert not (here / "out/fragile-0/error.txt").exists()
@@ -768,7 +768,7 @@ def test_a_report_of_runs_under_way_says_what_is_missing(out: Path, call: Call) 
     with alone_in(out / "sgd-0"):
         code, printed, said = call("report", "out")
     assert code == 0
-    assert "SGD (0 of 1 seeds)" in printed
+    assert "SGD (0 of 1 seed)" in printed
     assert "SGD, seed 0: running at step 2 of 6" in " ".join(printed.split())
     assert said == ""
 

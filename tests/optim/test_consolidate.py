@@ -388,10 +388,11 @@ def test_buffers_that_count_in_eval_mode_are_put_back() -> None:
     assert model.calls == 0
 
 
-def test_pairs_with_labels_are_answered_with_predict() -> None:
+def test_pairs_with_labels_are_answered_with_the_inputs_alone() -> None:
     model = nn.Linear(4, 3)
     optimizer = SynGAP(model.parameters(), lr=0.1)
     pairs = [(torch.randn(8, 4), torch.zeros(8))]
-    with pytest.raises(TypeError, match=r"batch of 2 as arguments.*pass predict=lambda batch"):
+    with pytest.raises(TypeError, match=r"2 parts of a batch.*pass \[x for x, y in inputs\]"):
         optimizer.consolidate(model, pairs)
+    optimizer.consolidate(model, [x for x, y in pairs])
     optimizer.consolidate(model, pairs, predict=lambda batch: model(batch[0]))

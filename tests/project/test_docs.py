@@ -115,16 +115,23 @@ each_short_page = pytest.mark.parametrize(
 )
 
 
-def words(page: Path) -> int:
-    """Count the words of a page, without code blocks, comments and targets of links."""
-    text = re.sub(r"<!--.*?-->", "", prose(page), flags=re.DOTALL)
+def words(text: str) -> int:
+    """Count the words of a text, without comments and targets of links."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return sum(any(char.isalnum() for char in word) for word in text.split())
 
 
 @each_short_page
 def test_a_page_is_short(page: Path) -> None:
-    assert words(page) <= MOST_WORDS
+    assert words(prose(page)) <= MOST_WORDS
+
+
+def test_who_is_in_a_hurry_reads_little() -> None:
+    sections = [part for page in PAGES for part in re.split(r"^## ", prose(page), flags=re.M)]
+    found = [words(part) for part in sections if part.startswith("In a hurry")]
+    assert found
+    assert max(found) <= 150
 
 
 @each_short_page

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import copy
 import gc
+import re
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import files_per_step
@@ -272,3 +274,38 @@ def test_nothing_outside_the_store_knows_the_files_of_a_run() -> None:
         if isinstance(node, ast.Constant) and node.value in names
     }
     assert known == set()
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+VERBS = r"(?:brings|changes|does|forgets|gives|goes|has|holds|takes|was|writes)"
+UNITS = {"bytes", "points"}
+NO_COUNTS = {"kind", "name", "saved_sizes", "' or '.join(map(str, counts))"}
+
+
+def counts_before_plurals(tree: ast.AST) -> Iterator[str]:
+    """What f-strings put before a plural. With a format it is a measurement, in capitals fixed."""
+    for text in ast.walk(tree):
+        for value, after in pairwise(text.values if isinstance(text, ast.JoinedStr) else []):
+            if not isinstance(value, ast.FormattedValue) or not isinstance(after, ast.Constant):
+                continue
+            noun = re.match(rf" (?!{VERBS}\b)(?:more )?([a-z]{{2,}}s)\b", str(after.value))
+            what = ast.unparse(value.value)
+            is_fixed = re.search(r"[a-z]", what) is None or value.format_spec is not None
+            if noun and noun[1] not in UNITS and what not in NO_COUNTS and not is_fixed:
+                yield f"{{{what}}}{noun[0]}"
+
+
+def test_no_message_says_1_rows() -> None:
+    """`count_of` writes every count together with its noun."""
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), said)
+        for path in PACKAGE.rglob("*.py")
+        for said in counts_before_plurals(parsed(path))
+    }
+    assert found == set()
+
+
+def test_a_message_that_says_1_rows_would_be_noticed() -> None:
+    code = "f'{n} rows, {len(x) - 1} more files, {n:.1f} nats, {MOST} rows, {path} has {n} in all'"
+    assert list(counts_before_plurals(ast.parse(code))) == ["{n} rows", "{len(x) - 1} more files"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from helpers import assert_identical, values_of
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal
 from torch.optim import LBFGS, SGD, AdamW, SparseAdam
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import syngap
 from syngap.optim.errors import NotFiniteError
@@ -99,6 +101,68 @@ def test_a_share_out_of_range_moves_nothing(model: nn.Module, share: Any) -> Non
     assert protection.report().parts == ()
 
 
+@pytest.mark.parametrize("percent", [2, 50, 85.0, 100])
+def test_a_share_in_per_cent_is_answered_with_the_share(model: nn.Module, percent: float) -> None:
+    protection = syngap.protect(model, inputs())
+    with pytest.raises(ValueError, match=rf"such as {percent / 100:g} for {percent:g} %, got"):
+        protection.interpolate(percent)
+
+
+ARGUMENTS = sorted(
+    name
+    for name, each in inspect.signature(syngap.protect).parameters.items()
+    if each.kind is each.KEYWORD_ONLY
+)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_misspelt_argument_is_answered_with_the_right_one(model: nn.Module, name: str) -> None:
+    for wrong in (name[:-1], name.replace("_", "") + "s", name.title()):
+        if wrong not in ARGUMENTS:
+            with pytest.raises(TypeError, match=f'no argument "{wrong}"; did you mean "{name}"'):
+                syngap.protect(model, inputs(), **{wrong: 1})
+
+
+def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -> None:
+    for symbol, name in {"tau": "consolidation", "epsilon": "ambient"}.items():
+        with pytest.raises(TypeError, match=f'"{symbol}"; did you mean "{name}"'):
+            syngap.protect(model, inputs(), **{symbol: 0.5})
+    with pytest.raises(TypeError, match=r'"lr"; there are model, known, gate, .*, progress$'):
+        syngap.protect(model, inputs(), lr=0.5)  # type: ignore[arg-type]
+
+
+def trained(steps: int, calls: int, **options: Any) -> Any:
+    """The protection of a model after some steps and some calls of loss()."""
+    model = classifier().eval()
+    protection = syngap.protect(model, inputs(), **options)
+    optimizer = protection.optimizer(SGD(model.parameters(), lr=0.1))
+    for step in range(steps):
+        loss = model(inputs()).logsumexp(1).mean()
+        optimizer.zero_grad()
+        (loss + protection.loss() if step < calls else loss).backward()
+        optimizer.step()
+    return protection
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": False}, {"teacher": False}])
+def test_a_report_before_training_says_so(options: dict[str, bool]) -> None:
+    assert trained(0, 0, **options).report().advice == ("Nothing has been trained yet.",)
+    assert "yet" not in str(trained(1, 1, **options).report())
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize(("steps", "calls"), [(1, 0), (4, 0), (4, 2), (4, 4)])
+def test_a_report_says_where_the_loss_of_the_teacher_was_forgotten(
+    gate: bool, steps: int, calls: int
+) -> None:
+    said = trained(steps, calls, gate=gate).report()
+    share = f"{calls} of {steps} step{'s' if steps > 1 else ''}" if gate else "no step"
+    sentence = f"The teacher took part in {share}: add protection.loss() to the loss of each."
+    assert said.advice == ((sentence,) if calls < (steps if gate else 1) else ())
+    assert (sentence in str(said)) == bool(said.advice)
+    assert trained(steps, 0, gate=gate, teacher=False).report().advice == ()
+
+
 def test_the_report_names_the_parts_that_were_used(model: nn.Module) -> None:
     """Not those that the base optimizer went around."""
     model = copy.deepcopy(model)
@@ -126,7 +190,7 @@ def test_a_model_that_does_not_take_the_inputs_says_which(model: nn.Module) -> N
 
 def test_a_tuple_of_tensors_is_not_a_list_of_batches(model: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"known is a tuple of 2 tensors.*pass \[known\]"):
-        syngap.protect(model, (inputs(), torch.arange(len(inputs()))))
+        syngap.protect(model, (inputs(), inputs()))
 
 
 def test_probabilities_in_place_of_logits_are_warned_of(model: nn.Module) -> None:
@@ -179,9 +243,141 @@ def test_a_generator_is_used_once_and_an_empty_batch_counts_for_nothing(model: n
         assert torch.equal(known.importance, once.known[param].importance)
 
 
-def test_pairs_of_inputs_and_labels_are_explained(model: nn.Module) -> None:
-    with pytest.raises(TypeError, match=r"predict=lambda batch: model\(batch\[0\]\)"):
-        syngap.protect(model, [(inputs(), torch.zeros(40))])
+class Two(nn.Module):
+    """A model that takes a second argument, which does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        out: Tensor = self.head(x if x.is_floating_point() else self.tokens(x))
+        return out
+
+
+TEXTS = torch.arange(240).view(40, 6) % 7
+LABELS: dict[str, tuple[Tensor, Tensor]] = {
+    "classes": (inputs(), torch.arange(40)),
+    "a column": (inputs(), torch.zeros(40, 1)),
+    "real numbers": (inputs(), torch.linspace(0, 1, 40)),
+    "classes of texts": (TEXTS, torch.arange(40)),
+    "next tokens": (TEXTS[:, :-1], TEXTS[:, 1:]),
+    "the tokens, some ignored": (TEXTS, TEXTS.masked_fill(TEXTS == 3, -100)),
+    "classes of places": (inputs().view(10, 4, 4), torch.zeros(10, 4, dtype=torch.long)),
+}
+INPUTS: dict[str, tuple[Tensor, Tensor]] = {
+    "a mask": (TEXTS, torch.ones_like(TEXTS)),
+    "other texts": (TEXTS, TEXTS.flip(1)),
+    "real numbers beside real numbers": (inputs(), inputs()),
+    "tokens beside tokens": (TEXTS, TEXTS[:, :2]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_are_never_taken_for_inputs_in_silence(kind: str) -> None:
+    x, y = LABELS[kind]
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    one = nn.Sequential(Two())
+    with pytest.raises(TypeError, match=r"Sequential takes other .*pass \[x for x, y in known\]"):
+        syngap.protect(one, loader)
+    with pytest.warns(
+        UserWarning, match=r"looks like labels.*pass \[x for x, y in known\]"
+    ) as said:
+        syngap.protect(Two(), loader)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    both: list[Any] = [(x, y)] if x.shape == y.shape else [(x, y), [x, y]]
+    for known in both:
+        with pytest.raises(TypeError, match=r"^pass known\[0\]"):
+            syngap.protect(one, known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        syngap.protect(one, [x for x, y in loader])
+        syngap.protect(one, loader, predict=lambda batch: one(batch[0]))
+        syngap.protect(Two(), [{"x": x, "more": y} for x, y in loader])
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_a_second_input_is_not_taken_for_labels(kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        syngap.protect(Two(), [INPUTS[kind]])
+        syngap.protect(Two(), [INPUTS[kind][0]] * 2)
+
+
+def test_more_parts_than_the_model_takes_are_explained(model: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"pass \[batch\[0\] for batch in known\]"):
+        syngap.protect(model, [(inputs(), torch.zeros(40), torch.arange(40))])
+
+
+class Samples(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: int) -> Tensor:
+        return inputs()[place]
+
+
+MENDED: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "an array": (inputs().numpy(), r"torch\.from_numpy\(known\)", torch.from_numpy),
+    "arrays": (
+        [inputs().numpy()],
+        r"torch\.from_numpy",
+        lambda known: [torch.from_numpy(known[0])],
+    ),
+    "lists of numbers": (inputs().tolist(), "tensors in place of lists", torch.tensor),
+    "a dict of lists": (
+        {"x": inputs().tolist()},
+        'return_tensors="pt"',
+        lambda known: {"x": torch.tensor(known["x"])},
+    ),
+    "a data set": (Samples(), r"DataLoader\(known, batch_size=16\)", lambda d: DataLoader(d, 16)),
+    "a data set with labels": (
+        TensorDataset(inputs(), torch.arange(40)),
+        r"\[x for x, y in DataLoader\(known, batch_size=16\)\]",
+        lambda known: [x for x, y in DataLoader(known, batch_size=16)],
+    ),
+    "one sample": (inputs()[0], r"pass known\[None\]", lambda known: known[None]),
+    "a list of samples": (list(inputs()), r"torch\.stack\(known\)", torch.stack),
+}
+
+
+@pytest.mark.filterwarnings("ignore:known inputs gave 1 row")
+@pytest.mark.parametrize("kind", MENDED)
+def test_inputs_of_another_kind_are_answered_with_what_to_pass(kind: str) -> None:
+    """And that is taken."""
+    known, message, mend = MENDED[kind]
+    for gate in (True, False):
+        model = classifier()
+        with pytest.raises((TypeError, ValueError), match=message):
+            syngap.protect(model, known, gate=gate)
+        syngap.protect(model, mend(known), gate=gate)
+
+
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("own", TYPES[:3], ids=str)
+@pytest.mark.parametrize("theirs", [*TYPES, torch.int64], ids=str)
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+def test_inputs_of_another_precision_are_answered_with_the_models(
+    own: torch.dtype, theirs: torch.dtype, layer: str
+) -> None:
+    convolution = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(4, 3))
+    model = (nn.Sequential(nn.Linear(4, 3)) if layer == "linear" else convolution).to(own)
+    known = (8 * inputs()).to(theirs)
+    known = known if layer == "linear" else known.unsqueeze(1)
+    if own != theirs:
+        with pytest.raises(RuntimeError, match=rf"Known has {theirs}.*by \.to\({own}\)"):
+            syngap.protect(model, known)
+    syngap.protect(model, known.to(own))
+
+
+def test_tokens_that_are_no_whole_numbers_are_explained() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match=r"Tokens are whole numbers.*by \.long\(\)"):
+        syngap.protect(model, TEXTS.float())
+    syngap.protect(model, TEXTS.float().long())
 
 
 def test_too_few_inputs_are_said_once_with_the_worst_layer() -> None:
@@ -264,7 +460,7 @@ def test_a_model_without_parameters_is_refused() -> None:
 def test_a_frozen_model_is_refused_by_the_gate() -> None:
     model = classifier().requires_grad_(False)
     before = everything(model)
-    with pytest.raises(ValueError, match="every parameter of the model is frozen"):
+    with pytest.raises(ValueError, match=r"is frozen.*requires_grad_\(True\).*get_peft_model"):
         syngap.protect(model, inputs())
     assert_identical(everything(model), before)
     assert not syngap.protect(model, inputs(), gate=False).loss().requires_grad
@@ -290,6 +486,20 @@ def test_gradients_that_vanish_in_half_precision_are_refused() -> None:
     syngap.protect(Shrunk(2.0**-40), inputs())
     with pytest.raises(ValueError, match="do not depend on the parameters, or are certain"):
         syngap.protect(Shrunk(0.0), inputs())
+
+
+def test_a_step_of_float16_weights_that_overflows_says_how_to_train() -> None:
+    model = nn.Linear(4, 3)
+    for dtype, advice in {
+        torch.float16: r"load.*float32.*autocast",
+        torch.float32: "smaller lr",
+    }.items():
+        protection = syngap.protect(model.to(dtype), inputs().to(dtype))
+        optimizer = protection.optimizer(AdamW(model.parameters(), lr=0.01))
+        for param in model.parameters():
+            param.grad = torch.full_like(param, torch.inf)
+        with pytest.raises(NotFiniteError, match=advice):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

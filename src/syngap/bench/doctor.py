@@ -19,6 +19,7 @@ from syngap.bench.finetuning.methods import registry as finetuning_methods
 from syngap.bench.runner import loggers
 from syngap.bench.store.environment import processor
 from syngap.bench.streams import cifar100, places
+from syngap.messages import count_of
 
 __all__ = ["findings"]
 
@@ -53,7 +54,7 @@ _EXTRAS = {
 def findings() -> Iterator[str]:
     """Yield the lines of `syngap doctor`."""
     yield f"syngap {syngap.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield f"torch {torch.__version__}, {processor()}, {os.cpu_count()} cores"
+    yield f"torch {torch.__version__}, {processor()}, {count_of(os.cpu_count() or 1, 'core')}"
     yield f"device: {_gpus() or 'no GPU that torch can use; runs go to the CPU'}"
     for name in _REQUIREMENTS:
         if _version(name) is None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
 
-__all__ = ["UserError", "nearest", "printable"]
+__all__ = ["UserError", "printable"]
 
 
 class UserError(ValueError):
@@ -39,16 +37,3 @@ def printable(text: str) -> str:
 
 _LONG = re.compile(r"(\S{200})\S{200,}")  # words, of which the beginning says enough
 _ACTS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, half a character, ends of lines
-
-
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return a hint for a mistyped `name`, beginning with a separator, or nothing.
-
-    Examples:
-        >>> nearest("syngpa", ["er", "syngap"])
-        '; did you mean "syngap"?'
-        >>> nearest("q", ["er"])
-        ''
-    """
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    return f'; did you mean "{close[0]}"?' if close else ""

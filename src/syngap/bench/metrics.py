@@ -17,6 +17,8 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TypeAlias
 
+from syngap.messages import count_of
+
 __all__ = [
     "Evaluation",
     "Matrix",
@@ -64,7 +66,9 @@ class Evaluation:
         if self.step < 0:
             raise ValueError(f"step is {self.step}; steps are counted from 0")
         if not 0 <= self.task < len(self.accuracy):
-            raise ValueError(f"task is {self.task}, of {len(self.accuracy)} tasks counted from 0")
+            raise ValueError(
+                f"task is {self.task} of {count_of(len(self.accuracy), 'task')}, counted from 0"
+            )
 
 
 def accuracy(R: Matrix) -> float:
@@ -332,8 +336,9 @@ def _tasks(R: Matrix) -> int:
     rows, tasks = len(widths), widths[0]
     if rows not in (1, tasks):
         raise ValueError(
-            f"R has {rows} rows for {tasks} tasks; give a row after each task, or the one row of a "
-            f"joint run (of an unfinished run: [row[:{rows}] for row in R])"
+            f"R has {count_of(rows, 'row')} for {count_of(tasks, 'task')}; give a row after each "
+            f"task, or the one row of a joint run (of an unfinished run: [row[:{rows}] for row "
+            "in R])"
         )
     for place, row in enumerate(R):
         _check_finite(f"R[{place}]", row)
@@ -349,13 +354,15 @@ def _check_finite(name: str, values: Iterable[float]) -> None:
 def _check_length(name: str, values: Sequence[float], tasks: int) -> None:
     _check_finite(name, values)
     if len(values) != tasks:
-        raise ValueError(f"{name} has {len(values)} values, R has {tasks} tasks")
+        raise ValueError(
+            f"{name} has {count_of(len(values), 'value')}, R has {count_of(tasks, 'task')}"
+        )
 
 
 def _check_order(record: Sequence[Evaluation]) -> None:
     for before, after in pairwise(record):
         if len(after.accuracy) != len(before.accuracy):
-            numbers = f"{len(before.accuracy)} tasks, then {len(after.accuracy)}"
+            numbers = f"{count_of(len(before.accuracy), 'task')}, then {len(after.accuracy)}"
             raise ValueError(f"the record has evaluations of {numbers}")
         # The task after one that ended is a later one.
         if after.step <= before.step or after.task < before.task + before.end:
@@ -366,6 +373,7 @@ def _check_same_run(R: Matrix, record: Sequence[Evaluation]) -> None:
     tasks = _tasks(R)
     if record and (len(record[-1].accuracy), record[-1].task) != (tasks, tasks - 1):
         raise ValueError(
-            f"R has {tasks} tasks, but the record ends in task {record[-1].task} (counted from 0) "
-            f"of {len(record[-1].accuracy)}; give R and record of the same finished run"
+            f"R has {count_of(tasks, 'task')}, but the record ends in task {record[-1].task} "
+            f"(counted from 0) of {len(record[-1].accuracy)}; give R and record of the same "
+            "finished run"
         )

@@ -24,7 +24,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
+from syngap.messages import nearest
 
 __all__ = [
     "Count",

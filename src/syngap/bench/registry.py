@@ -15,7 +15,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
+from syngap.messages import nearest
 
 __all__ = ["Registry", "import_extra", "import_or_refuse"]
 

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-__all__ = ["Predict", "Progress", "as_it_was", "call", "in_eval_mode", "predictions"]
+from syngap.messages import count_of
+
+__all__ = [
+    "Predict",
+    "Progress",
+    "as_it_was",
+    "call",
+    "in_eval_mode",
+    "inputs_alone",
+    "predictions",
+]
 
 Predict: TypeAlias = Callable[[Any], "Tensor | Distribution"]
 Progress: TypeAlias = Callable[[int, "int | None"], None]
@@ -86,6 +96,11 @@ def as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[N
             generator.set_state(own_state)
 
 
+def inputs_alone(parts: int, name: str) -> str:
+    """Return code that takes the inputs of batches which have labels too."""
+    return f"[x for x, y in {name}]" if parts == 2 else f"[batch[0] for batch in {name}]"
+
+
 def call(model: nn.Module, batch: Any) -> Any:
     """Return the prediction of a model for a batch: its output, or the logits of it."""
     if isinstance(batch, dict):
@@ -95,8 +110,8 @@ def call(model: nn.Module, batch: Any) -> Any:
             output = model(*batch)
         except TypeError as error:
             raise TypeError(
-                f"the model did not take a batch of {len(batch)} as arguments ({error}); for pairs "
-                "of inputs and labels pass predict=lambda batch: model(batch[0])"
+                f"the model did not take {count_of(len(batch), 'part')} of a batch as arguments "
+                f"({error}); where some are labels, pass {inputs_alone(len(batch), 'inputs')}"
             ) from error
     else:
         output = model(batch)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from syngap.messages import count_of
 from syngap.optim.basis import Basis
 from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, basis_in
 from syngap.optim.tensors import accumulator, is_sharded
@@ -121,8 +122,8 @@ def require_weights(params: Iterable[Tensor], directions: Directions | None) -> 
     if directions is not None and not any(directions.sides(param) for param in params):
         raise ValueError(
             "directions are of weights with two or more dimensions and a side of at most "
-            f"{directions.largest} rows, and this optimizer has none: leave out directions, or "
-            "pass directions=Directions(largest=...)"
+            f"{count_of(directions.largest, 'row')}, and this optimizer has none: leave out "
+            "directions, or pass directions=Directions(largest=...)"
         )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NotFiniteError", "nonfinite_error", "nonfinite_gradients_error"]
+import torch
 
+__all__ = ["FLOAT16", "NotFiniteError", "nonfinite_error", "nonfinite_gradients_error"]
+
+FLOAT16 = "in float16 numbers overflow: load the model in float32, and train under torch.autocast"
 _NAMED = 3  # parameters in a message
 _SMALLER = 10.0  # by how much a rate to try is
 
@@ -32,6 +35,9 @@ def nonfinite_gradients_error(
 
 def nonfinite_error(message: str, groups: Iterable[Mapping[str, Any]]) -> NotFiniteError:
     """Return the error of a message, with what to do about it in an optimizer of these groups."""
+    groups = list(groups)
+    if any(param.dtype == torch.float16 for group in groups for param in group["params"]):
+        return NotFiniteError(f"{message}; {FLOAT16}")
     rate = max((float(group["lr"]) for group in groups if "lr" in group), default=0)
     numbers = f" (it is {rate:g}, try {rate / _SMALLER:g})" if rate else ""
     return NotFiniteError(

@@ -69,8 +69,6 @@ def take_knowledge(
         progress: called after each batch with the number done and, where known, of all.
     """
     params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
-    if not params:
-        raise ValueError("every parameter of the model is frozen, so there is nothing to protect")
     batches = list(inputs)
     passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
     sides: dict[Key, Moments] = {}

@@ -176,7 +176,7 @@ def _parts(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, dict[str, A
             or len(names) != len(params)
             or not all(isinstance(name, str) for name in names)
         ):
-            raise ValueError(f"{where}: param_names must be {len(params)} names, got {names!r}")
+            raise ValueError(f"{where}: param_names must name each parameter, got {names!r}")
     for index, state in states.items():
         if not isinstance(state, dict):
             raise ValueError(
@@ -260,7 +260,7 @@ def _check_alike(where: str, value: Any, own: Any, largest: float) -> None:
             raise ValueError(f"{where} must be a {type(own).__name__}, got {value!r}")
     elif isinstance(own, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(value) != len(own):
-            raise ValueError(f"{where} must have {len(own)} values, got {value!r}")
+            raise ValueError(f"{where} must be of length {len(own)}, got {value!r}")
     elif own is None:
         if not is_number(value) and not isinstance(value, (bool, type(None))):
             raise ValueError(f"{where} must be None, true or false or a number, got {value!r}")

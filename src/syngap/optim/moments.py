@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syngap.optim.basis import Basis
+from syngap.optim.errors import FLOAT16
 from syngap.optim.uses import Key, Rows, Use
 
 __all__ = [
@@ -121,7 +122,7 @@ def require_finite(sides: Mapping[Key, Moments], model: nn.Module) -> None:
         if not all(bool(use.squares(place).isfinite()) for use in side.uses for place in (0, 1)):
             raise ValueError(
                 f"what goes through {names[param]}, or its gradient, is not finite: look at the "
-                "inputs, and in float16 load the model in bfloat16 or float32"
+                f"inputs; {FLOAT16}"
             )
 
 

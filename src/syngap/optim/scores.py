@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from syngap.messages import count_of
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.tensors import wide
 
@@ -334,4 +335,4 @@ def _require_mask(mask: Tensor | None, positions: torch.Size) -> None:
 
 def _count_bad(values: Tensor) -> str:
     bad = values.numel() - int(torch.isfinite(values).sum())
-    return f"{bad} NaN or infinite of {values.numel()} values"
+    return f"{bad} NaN or infinite of {count_of(values.numel(), 'value')}"

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from syngap.messages import count_of
 from syngap.optim.scores import SCALE, Prediction
 from syngap.optim.tensors import is_sharded, local, redistribute_like
 
@@ -105,9 +106,9 @@ def _require_group(units: list[Any], params: Sequence[Tensor], processes: int) -
         rest -= own
         if own and unit.mesh_info.mesh.size() != processes:
             raise ValueError(
-                f"FSDP2 averages gradients over {unit.mesh_info.mesh.size()} processes, but "
-                f"process_group has {processes}: pass process_group=, the processes that share a "
-                "batch"
+                f"FSDP2 averages gradients over {count_of(unit.mesh_info.mesh.size(), 'process')}, "
+                f"but process_group has {processes}: pass process_group=, the processes that share "
+                "a batch"
             )
     if rest and processes > 1:
         raise ValueError(

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 
-from syngap.optim.consolidation import Predict, call
 from syngap.optim.tensors import gathered, local
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "mask_of",
     "moved",
     "part_of",
-    "predicting",
     "tensors_of",
 ]
 
@@ -34,38 +32,11 @@ def batches_of(known: Any, size: int) -> list[Any]:
             tuple of arguments or a dict of keyword arguments.
         size: of the batches that a tensor or a dict is cut into.
     """
-    if isinstance(known, (str, bytes)) or not isinstance(known, Iterable):
-        raise TypeError(
-            "known must be a tensor, a dict of tensors or batches of them, got "
-            f"{type(known).__name__}"
-        )
-    if isinstance(known, tuple) and all(isinstance(each, Tensor) for each in known):
-        raise TypeError(
-            f"known is a tuple of {len(known)} tensors, which is one batch of arguments: pass "
-            "[known], or a list for batches; labels are not needed"
-        )
-    if isinstance(known, Tensor) and not known.dim():
-        raise ValueError("known must have a batch dimension, got a tensor of one number")
     found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
     found = [batch for batch in found if length(batch) != 0]
     if not found:
         raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
     return found
-
-
-def predicting(model: nn.Module, predict: Predict | None) -> Predict:
-    """Return what predicts from a batch, and says where the model did not take it."""
-
-    def predicted(batch: Any) -> Tensor | Distribution:
-        try:
-            found: Tensor | Distribution = predict(batch) if predict else call(model, batch)
-        except Exception as error:
-            if type(error) not in (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-                raise
-            raise type(error)(f"known inputs: {error}") from error
-        return found
-
-    return predicted
 
 
 def cut(batches: Iterable[Any], size: int) -> list[Any]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Categorical, Distribution, kl_divergence
 
-from syngap.optim.errors import NotFiniteError
+from syngap.messages import count_of
+from syngap.optim.errors import FLOAT16, NotFiniteError
 from syngap.optim.tensors import wide
 
 __all__ = ["Answers", "divergence", "divergence_and_difference", "take_answers", "weights_of"]
@@ -89,8 +90,8 @@ def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answ
     highest = prediction.detach().amax(-1)  # infinite, or NaN, where no log-probabilities exist
     if not bool(highest.isfinite().all()):
         raise NotFiniteError(
-            "the model answers known inputs with logits that are not finite: look at the inputs, "
-            "and in float16 load the model in bfloat16 or float32"
+            "the model answers known inputs with logits that are not finite: look at the inputs; "
+            f"{FLOAT16}"
         )
     return Answers(prediction.detach().clone(), mask)
 
@@ -201,7 +202,7 @@ def width_of(prediction: Tensor | Distribution) -> int | None:
 def _describe(distribution: Distribution) -> str:
     shapes = f"batch {tuple(distribution.batch_shape)}, event {tuple(distribution.event_shape)}"
     width = width_of(distribution)
-    classes = "" if width is None else f", {width} classes"
+    classes = "" if width is None else f", {count_of(width, 'class')}"
     return f"{type(distribution).__name__} ({shapes}{classes})"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from syngap.messages import unknown_argument
 from syngap.optim import gate_changes
-from syngap.optim.checks import check_number
 from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
@@ -28,10 +28,15 @@ from syngap.protection.refusals import (
     check_choices,
     check_growth,
     check_knowledge,
+    check_known,
+    check_labels,
+    check_model,
     check_optimizer,
+    check_share,
     names_of,
+    predicting,
 )
-from syngap.protection.report import Report, compare, coverage
+from syngap.protection.report import Report, advice, compare, coverage
 from syngap.protection.start import Start
 from syngap.protection.teacher import Teacher
 
@@ -42,6 +47,7 @@ CONSOLIDATION_ALONE = 0.999
 AMBIENT = 0.01
 DAMPING = 1e-16
 ANCHORS = 16
+SYMBOLS = {"tau": "consolidation", "epsilon": "ambient", "eps": "ambient"}
 _PLAIN = (
     "protection.loss() takes a whole pass at each step, as it could not be recorded as a CUDA "
     "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
@@ -68,6 +74,7 @@ def protect(
     seed: int = 0,
     process_group: Group = "auto",
     progress: Progress | None = None,
+    **unknown: NoReturn,
 ) -> Protection:
     """Take what a model knows from inputs without labels, to keep it while it learns.
 
@@ -100,6 +107,7 @@ def protect(
         process_group: the processes that train the model together, each of which calls this with
             the same arguments; "auto" is the model's group under DDP, else all, and None is none.
         progress: called after each batch with the number done and of all.
+        unknown: none: other names are refused, with the nearest one.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -114,6 +122,8 @@ def protect(
         >>> protection.report().kl < 1
         True
     """
+    for name in unknown:
+        raise unknown_argument(protect, name, SYMBOLS)
     group = find_group(process_group, model)
     with raised_in_all(group):
         check_choices({"gate": gate, "teacher": teacher}, rotate, seed)
@@ -122,14 +132,12 @@ def protect(
         check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"protect() takes a torch.nn.Module, got {type(model).__name__}")
-        if not any(True for _ in model.parameters()):
-            raise ValueError(
-                f"{type(model).__name__} has no parameters, so there is nothing to protect"
-            )
+        check_model(model, gate)
+        check_known(known)
         batches = known_inputs.batches_of(known, batch_size)
-        predict = known_inputs.predicting(model, predict)
+        if predict is None:
+            check_labels(model, batches[0])
+        predict = predicting(model, predict)
         is_cut = isinstance(known, (Tensor, Mapping))
         taught = known_inputs.cut([known] if is_cut else batches, anchors)
     reshard(model)
@@ -349,13 +357,18 @@ class Protection:
         parts = [name for name, is_used in used if is_used]
         if self._interpolated != 1.0:
             parts.append(f"interpolation ({self._interpolated:.0%} of the way kept)")
+        moved = self._start.distance(self.model)
+        said = advice(
+            moved, steps if self.known else None, self.calls if self._uses_teacher else None
+        )
         return Report(
             kl=kept.kl,
             loss_before=kept.entropy,
             loss_now=kept.entropy + kept.kl,
             agreement=kept.agreement,
-            moved=self._start.distance(self.model),
+            moved=moved,
             parts=tuple(parts),
+            advice=tuple(said),
             coverage=tuple(coverage(self.model, self.known)),
         )
 
@@ -367,6 +380,6 @@ class Protection:
             share: in [0, 1], of the change that there is now; 1 changes nothing, 0 gives the start
                 back, and 0.85 called twice keeps 72 %.
         """
-        check_number("share", share, "in [0, 1]", lambda value: 0 <= value <= 1)
+        check_share(share)
         self._start.interpolate(self.model, share)
         self._interpolated *= share

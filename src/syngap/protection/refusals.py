@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.utils.data import Dataset
 
-from syngap.optim.checks import check_number
-from syngap.optim.errors import NotFiniteError
+from syngap.messages import count_of
+from syngap.optim.checks import check_number, is_number
+from syngap.optim.consolidation import Predict, call, inputs_alone
+from syngap.optim.errors import FLOAT16, NotFiniteError
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.notices import Notices
 from syngap.optim.state_transfer import require_growth
 from syngap.optim.tensors import is_sharded
+from syngap.protection.anchors import tensors_of
 
 __all__ = [
     "check_arguments",
     "check_choices",
     "check_growth",
     "check_knowledge",
+    "check_known",
+    "check_labels",
+    "check_model",
     "check_optimizer",
+    "check_share",
     "names_of",
+    "predicting",
 ]
 
 
@@ -60,6 +73,188 @@ def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
         raise ValueError(f"rotate must be True, False or None, got {rotate!r}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be a whole number, got {seed!r}")
+
+
+def check_share(share: float) -> None:
+    """Refuse a share that is out of range, such as one in per cent."""
+    is_percent = is_number(share) and 2 <= share <= 100
+    allowed = f"in [0, 1], such as {share / 100:g} for {share:g} %" if is_percent else "in [0, 1]"
+    check_number("share", share, allowed, lambda value: 0 <= value <= 1)
+
+
+def check_model(model: Any, gate: bool) -> None:
+    """Refuse what is no model, and a model that cannot learn."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"protect() takes a torch.nn.Module, got {type(model).__name__}")
+    params = list(model.parameters())
+    if not params:
+        raise ValueError(
+            f"{type(model).__name__} has no parameters, so there is nothing to protect"
+        )
+    if gate and not any(param.requires_grad for param in params):
+        raise ValueError(
+            "every parameter of the model is frozen, so nothing can be forgotten: call "
+            "requires_grad_(True) on what shall learn, then protect(); with peft, call protect() "
+            "after get_peft_model()"
+        )
+
+
+# Known inputs.
+
+
+def check_known(known: Any) -> None:
+    """Refuse what is no known inputs, and say what to pass in its place."""
+    if isinstance(known, Dataset) and not isinstance(known, Iterable):
+        raise TypeError(
+            "known is a Dataset, and protect() takes batches: pass DataLoader(known, batch_size=16)"
+            ", or [x for x, y in DataLoader(known, batch_size=16)] if it has labels"
+        )
+    if _is_array(known):
+        raise TypeError(f"known is of type {type(known).__name__}: pass a tensor, {_AS_TENSOR}")
+    if isinstance(known, (str, bytes)) or not isinstance(known, Iterable):
+        raise TypeError(
+            "known must be a tensor, a dict of tensors or batches of them, got "
+            f"{type(known).__name__}"
+        )
+    if isinstance(known, Tensor) and not known.dim():
+        raise ValueError("known must have a batch dimension, got a tensor of one number")
+    if not isinstance(known, (tuple, list)) or not all(isinstance(each, Tensor) for each in known):
+        return
+    if are_inputs_and_labels(known) and (
+        isinstance(known, tuple) or known[0].shape != known[1].shape
+    ):
+        raise TypeError(
+            f"pass known[0]: known is a {type(known).__name__} of inputs and what looks like their "
+            "labels, which are not needed"
+        )
+    if isinstance(known, tuple):
+        raise TypeError(
+            f"known is a tuple of {count_of(len(known), 'tensor')}, which is one batch of "
+            "arguments: pass [known], or a list for batches; labels are not needed"
+        )
+
+
+def check_labels(model: nn.Module, batch: Any) -> None:
+    """Refuse a batch of more arguments than the model takes; warn of labels among them."""
+    if not isinstance(batch, (tuple, list)) or not any(True for _ in tensors_of(batch)):
+        return
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(model.forward).bind(*batch)
+        except TypeError as error:
+            raise TypeError(
+                f"a batch of known has {count_of(len(batch), 'part')}, and {type(model).__name__} "
+                f"takes other arguments ({error}): labels are not needed, so pass "
+                f"{inputs_alone(len(batch), 'known')}"
+            ) from None
+    if are_inputs_and_labels(batch):
+        Notices().warn(
+            "labels",
+            "the second part of a batch of known looks like labels, and the model gets it as its "
+            "second argument: labels are not needed, so pass [x for x, y in known]. If it is an "
+            "input, pass a dict of arguments by name",
+        )
+
+
+def are_inputs_and_labels(parts: Sequence[Any]) -> bool:
+    """Return whether two tensors look like inputs and their labels.
+
+    Labels are one number a sample, classes of places beside real numbers, or a text's next tokens.
+
+    Examples:
+        >>> x, tokens = torch.randn(8, 3, 4, 4), torch.arange(24).view(4, 6)
+        >>> are_inputs_and_labels([x, torch.zeros(8)]), are_inputs_and_labels([x, x])
+        (True, False)
+        >>> are_inputs_and_labels([x, torch.zeros(8, 4, 4, dtype=torch.long)])
+        True
+        >>> are_inputs_and_labels([tokens[:, :-1], tokens[:, 1:]])
+        True
+        >>> are_inputs_and_labels([tokens, torch.ones_like(tokens)])  # a mask
+        False
+    """
+    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.dim() for part in parts):
+        return False
+    inputs, other = parts
+    if len(inputs) != len(other):
+        return False
+    if other.numel() == len(other) < inputs.numel():
+        return True
+    if other.is_floating_point() or other.dtype is torch.bool:
+        return False
+    if inputs.is_floating_point():
+        return bool(other.dim() < inputs.dim())
+    if inputs.shape != other.shape:
+        return False
+    ignored = other < 0  # such as -100
+    is_next = (other == inputs.roll(-1, -1)) | ignored
+    return bool((is_next[..., :-1]).all() or ((other == inputs) | ignored).all())
+
+
+def predicting(model: nn.Module, predict: Predict | None) -> Predict:
+    """Return what predicts from a batch, and says what to do where the model did not take it."""
+
+    def predicted(batch: Any) -> Tensor | Distribution:
+        try:
+            found: Tensor | Distribution = predict(batch) if predict else call(model, batch)
+        except Exception as error:
+            if type(error) not in (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+                raise
+            hint = next(_hints(model, batch, str(error)), "")
+            raise type(error)(f"known inputs: {error}{hint and f'. {hint}'}") from error
+        if isinstance(found, Tensor) and found.dim() < 2 and _has_no_batch(batch):
+            raise ValueError(f"known inputs: the prediction has shape {tuple(found.shape)}. {_ONE}")
+        return found
+
+    return predicted
+
+
+_AS_TENSOR = "such as torch.from_numpy(known)"
+_ONE = (
+    "Inputs of one dimension have no batch dimension: pass known[None] for one sample, "
+    "torch.stack(known) for a list of samples"
+)
+
+
+def _hints(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
+    """Yield what may be wrong with a batch that the model did not take."""
+    leaves = list(_leaves(batch))
+    if any(_is_array(leaf) for leaf in leaves):
+        yield f"Pass tensors, {_AS_TENSOR}"
+    if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
+        yield 'Pass tokens of texts, such as tokenizer(texts, padding=True, return_tensors="pt")'
+    if any(isinstance(leaf, (bool, int, float)) for leaf in leaves):
+        yield (
+            "Pass tensors in place of lists of numbers: a tokenizer makes them with "
+            'padding=True, return_tensors="pt"'
+        )
+    if isinstance(batch, (tuple, list)) and are_inputs_and_labels(batch):
+        yield f"Labels are not needed: pass {inputs_alone(2, 'known')}"
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    own = [param.dtype for param in model.parameters() if param.is_floating_point()]
+    for tensor in tensors:
+        is_real = tensor.is_floating_point()
+        if is_real and "Long, Int" in message:
+            yield f"Tokens are whole numbers, and known has {tensor.dtype}: convert it by .long()"
+        if own and tensor.dtype not in own and (is_real or "type" in message):
+            yield f"Known has {tensor.dtype}, and the model {own[0]}: convert it by .to({own[0]})"
+    if _has_no_batch(batch):
+        yield _ONE
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def _has_no_batch(batch: Any) -> bool:
+    return {tensor.dim() for tensor in tensors_of(batch)} in ({1}, {0, 1})
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, (Mapping, tuple, list)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _leaves(value)
+    else:
+        yield batch
 
 
 def check_optimizer(params: list[Tensor], known: dict[Tensor, Known], now: set[Tensor]) -> None:
@@ -123,15 +318,15 @@ def check_knowledge(known: dict[Tensor, Known], model: nn.Module) -> None:
     bad = [names[p] for p, mean in zip(known, means.tolist(), strict=True) if not mean < math.inf]
     if bad:
         raise NotFiniteError(
-            f"the importance of {', '.join(bad[:3])} is not finite: look at the inputs, and in "
-            "float16 load the model in bfloat16 or float32"
+            f"the importance of {', '.join(bad[:3])} is not finite: look at the inputs; {FLOAT16}"
         )
     if not means.any():
         half = any(param.dtype.itemsize < 4 for param in known)
         raise ValueError(
             "the importance of every parameter is zero: "
             + (
-                "gradients vanish in half precision, so load the model in float32"
+                "gradients vanish in half precision, so load the model in float32, and train under "
+                "torch.autocast"
                 if half
                 else "predictions do not depend on the parameters, or are certain; look at what "
                 "the model predicts for known inputs"
@@ -167,10 +362,12 @@ def _warn_of_few(
             few.append((one.rows / inputs, names[param], one.rows, inputs))
     if few:
         _, name, rows, inputs = min(few)
-        more = f" ({len(few) - 1} more layers have too few as well)" if len(few) > 1 else ""
+        more = (
+            f" (too few for {count_of(len(few) - 1, 'more layer')} as well)" if len(few) > 1 else ""
+        )
         Notices().warn(
             "few",
-            f"known inputs gave {rows} rows (samples, or their tokens or places) to {name}, which "
-            f"has {inputs} inputs{more}: directions that no row has are not protected, so pass "
-            "more inputs",
+            f"known inputs gave {count_of(rows, 'row')} (samples, or their tokens or places) to "
+            f"{name}, which has {count_of(inputs, 'input')}{more}: directions that no row has are "
+            "not protected, so pass more inputs",
         )

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from syngap.messages import count_of
 from syngap.optim.knowledge import Known
 from syngap.protection.answers import Answers, divergence
 
-__all__ = ["Coverage", "Kept", "Report", "compare", "coverage"]
+__all__ = ["Coverage", "Kept", "Report", "advice", "compare", "coverage"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Report:
             prediction has no classes.
         moved: how far the weights are from the start, relative to their norm.
         parts: what was used: "gate", "teacher", "interpolation".
+        advice: what seems to be forgotten in the training loop, in sentences.
         coverage: how each parameter is protected.
     """
 
@@ -54,6 +56,7 @@ class Report:
     agreement: float | None
     moved: float
     parts: tuple[str, ...]
+    advice: tuple[str, ...]
     coverage: tuple[Coverage, ...] = field(repr=False)
 
     def __str__(self) -> str:
@@ -64,12 +67,8 @@ class Report:
             f"before and {self.loss_now:.4f} now{same}.",
             f"Weights moved by {self.moved:.2%} of their norm.",
             f"Protected by: {', '.join(self.parts) or 'nothing'}.",
+            *self.advice,
         ]
-        known = any(one.how in ("directions", "entries") for one in self.coverage)
-        if known and "gate" not in self.parts and self.moved > 0:
-            lines.append(
-                "The gate took no part: call step() of what protection.optimizer() returned."
-            )
         numbers: Counter[str] = Counter()
         tensors: Counter[str] = Counter()
         for one in self.coverage:
@@ -84,10 +83,32 @@ class Report:
         }
         for how, text in words.items():
             if numbers[how]:
-                share, count = numbers[how] / total, tensors[how]
-                noun = "tensor" if count == 1 else "tensors"
-                lines.append(f"  {share:6.1%} of parameters {text} ({count} {noun})")
+                share, count = numbers[how] / total, count_of(tensors[how], "tensor")
+                lines.append(f"  {share:6.1%} of parameters {text} ({count})")
         return "\n".join(lines)
+
+
+def advice(moved: float, steps: int | None, calls: int | None) -> Iterator[str]:
+    """Yield what a training loop seems to have forgotten.
+
+    Args:
+        moved: how far the weights are from the start.
+        steps: of the protected optimizer, None without a gate.
+        calls: of `Protection.loss`, None without a teacher.
+
+    Examples:
+        >>> list(advice(0.0, steps=0, calls=0))
+        ['Nothing has been trained yet.']
+        >>> list(advice(0.1, steps=8, calls=8))
+        []
+    """
+    if not (moved or steps or calls):
+        yield "Nothing has been trained yet."
+    elif moved and steps == 0:
+        yield "The gate took no part: call step() of what protection.optimizer() returned."
+    if calls is not None and (calls < (steps or 0) or (moved and not calls)):
+        share = f"{calls} of {count_of(steps, 'step')}" if steps else "no step"
+        yield f"The teacher took part in {share}: add protection.loss() to the loss of each."
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from syngap.messages import count_of
 from syngap.optim.consolidation import Progress, as_it_was
 from syngap.optim.scores import sample_labels
 
@@ -70,7 +71,9 @@ def own_samples(
         prompts = [_users_turn(tokenizer)]
     first = _beginnings(model, prompts, start).to(device)
     if first.shape[1] >= length:
-        raise ValueError(f"prompts have {first.shape[1]} tokens, and length is {length}")
+        raise ValueError(
+            f"prompts have {count_of(first.shape[1], 'token')}, and length is {length}"
+        )
     texts = []
     with as_it_was(model, None):
         for done in range(0, count, batch_size):

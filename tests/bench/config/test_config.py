@@ -158,7 +158,7 @@ def test_an_option_that_came_later_than_a_run_is_at_its_default_there(
         del mapping["stream"]["validation"], mapping["training"]["threads"], method["memory"]
         path.write_text(yaml.safe_dump(mapping, sort_keys=False))
     code, _, said = called(capsys, *command, "--resume")
-    assert (code, said.partition(",")[0]) == (0, "1 of 1 runs are there already")
+    assert (code, said.partition(",")[0]) == (0, "1 of 1 run already done")
     for setting in ("stream.validation=0.1", "training.threads=2", "methods.er.memory=balanced"):
         code, _, said = called(capsys, *command, "--resume", "--set", setting)
         assert code == 2
@@ -182,7 +182,7 @@ def test_a_run_that_does_not_say_remainder_had_short_last_batches(
         assert code == 2
         assert 'stream.remainder was "short" there and is "even" now' in said
     code, _, said = called(capsys, *command, "--methods", "er", *short, "--resume")
-    assert (code, said.partition(",")[0]) == (0, "1 of 1 runs are there already")
+    assert (code, said.partition(",")[0]) == (0, "1 of 1 run already done")
     recorded = repeat_experiment(read_runs(tmp_path / "out"), ["er"], 1)
     assert recorded.stream.options["remainder"] == "short"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 import yaml
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.methods.er_ace import ERACE
 from syngap.bench.options import (
     Count,
@@ -24,6 +24,7 @@ from syngap.bench.options import (
     expected,
     signature,
 )
+from syngap.messages import nearest
 
 NUMBERS = {
     "count": Count,

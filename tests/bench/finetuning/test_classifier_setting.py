@@ -83,7 +83,7 @@ def test_so_many_images_of_a_half_are_spread_over_it() -> None:
 
 
 def test_what_does_not_fit_the_model_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"anchors\.count: got 9, and there are 8 known images"):
+    with pytest.raises(UserError, match=r"anchors\.count: got 9; the data have 8 known images"):
         classifier_setting(anchors=9)
     few = tiny_images()
     more = Images(few.train, few.test, 2, Labelled(few.known.images, few.known.labels + 7), few.old)

@@ -122,11 +122,11 @@ def made(texts: Texts, *, count: int = 1) -> EncoderSetting:
 def test_too_little_text_is_refused_by_name() -> None:
     many = "\n\n".join(f"{number} word" * 16 for number in range(8))
     lines = Text("one line\nand more\n" * 99, "one line")
-    with pytest.raises(UserError, match="pairs: skill has 1 paragraphs"):
+    with pytest.raises(UserError, match="pairs: skill has 1 paragraph "):
         made(Texts("skill", "known", {"known": Text(many, many), "skill": lines}))
     kinds = {"known": Text(many, many), "new": Text(many, many)}
     with pytest.raises(UserError, match=r"anchors\.count: got 99, and known has 8"):
         made(Texts("new", "known", kinds), count=99)
     of = made(Texts("new", "known", kinds))
-    with pytest.raises(UserError, match=r"training\.batch: got 9, and there are 8 pairs"):
+    with pytest.raises(UserError, match=r"training\.batch: got 9; the data have 8 pairs"):
         of.batch(9, "batch 0")

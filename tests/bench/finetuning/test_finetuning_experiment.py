@@ -436,12 +436,12 @@ def test_the_command_runs_reports_and_keeps(
     assert "adamw-0" in said
     assert "new " in said
     code, printed, said = called(capsys, "run", "tiny.yaml", "--resume")
-    assert (code, "1 of 1 runs are there already" in said) == (0, True), said
+    assert (code, "1 of 1 run already done" in said) == (0, True), said
     code, printed, said = called(capsys, "report", "runs/tiny", "--markdown", "--figure", "f.svg")
     assert (code, printed.startswith("| method |")) == (0, True), said
     assert Path("f.svg").read_text().startswith("<?xml")
     code, printed, said = called(capsys, "keep", "runs/tiny")
-    assert (code, "1 runs are in results/tiny" in printed) == (0, True), said
+    assert (code, "results/tiny has 1 run;" in printed) == (0, True), said
 
 
 # Again --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from syngap.bench.reporting.tables import best_rows, columns, default_columns, m
 from syngap.bench.store.folder_reader import read_runs
 
 Ends = dict[str, list[tuple[float, float]]]
+WHOLE = ["ACC", "ACC-ER", "FM", "INT", "seconds"]
 
 
 def made(folder: Path, ends: Ends, experiment: str = "mine") -> list[Row]:
@@ -82,6 +83,23 @@ def test_without_a_row_called_er_there_is_no_difference_to_it(tmp_path: Path) ->
     assert "ACC-ER" not in default_columns(found)
     assert "ACC - ER" not in markdown(found)
     assert "ACC - ER" in markdown(made(tmp_path / "b", {"sgd": [(0, 90)], "er": [(40, 60)]}))
+
+
+def test_a_column_without_a_value_is_left_out_of_table_and_page(tmp_path: Path) -> None:
+    """INT is relative to joint training."""
+    ends: Ends = {"er": [(40, 60)], "sgd": [(0, 90)]}
+    without, whole = (
+        made(tmp_path / name, {**ends, **joint})
+        for name, joint in {"a": {}, "b": {"joint": [(90, 90)]}}.items()
+    )
+    for found, names in ((without, ["ACC", "ACC-ER", "FM", "seconds"]), (whole, WHOLE)):
+        assert default_columns(found) == names
+        for text in (markdown(found), drawn(found, 200)):
+            assert ("INT" in text) == ("INT" in names)
+    for place, found in (("a", without), ("b", whole)):
+        shown = {one["name"] for one in page_data(read_runs(tmp_path / place), found)["measures"]}
+        assert ("INT" in shown) == (found is whole)
+        assert {"ACC", "FM", "seconds"} <= shown
 
 
 def test_some_rows_of_a_table_are_still_set_against_er(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_rows_without_a_finished_seed_are_no_point(tmp_path):
     (line,) = sweep.lines
     assert line.values == [0.1, 0.3]
     assert sweep.values == [0.1, 0.3, 1.0], "but have their place"
-    assert sweep.omissions == ["ER at 1 (0 of 1 seeds)"]
+    assert sweep.omissions == ["ER at 1 (0 of 1 seed)"]
     sweep_figure(sweep, tmp_path / "with.svg")
     sweep_figure(Sweep("lr", [replace(line, unfinished_rows={})]), tmp_path / "without.svg")
     drawn = {name: (tmp_path / f"{name}.svg").read_text() for name in ("with", "without")}

@@ -118,7 +118,7 @@ def test_every_run_is_counted_or_named(tmp_path):
         "SGD, seed 2: not begun",
     ]
     for text in (shown([er, sgd]), markdown([er, sgd])):
-        assert "RuntimeError: out of memory" in text
+        assert "RuntimeError: out of memory" in " ".join(text.split())
         assert "SGD (1 of 3 seeds)" in text
 
 
@@ -340,6 +340,19 @@ def test_conclusion_names_two_options_at_most(tmp_path):
     }
     said = conclusion(rows(read_runs(write_experiment(tmp_path, made, every=50))))
     assert re.match(r"ER \(lr 0\.3, buffer 100, …; \d\d\.\d %\) is most accurate, ", said)
+
+
+@pytest.mark.parametrize("short", ["syngap", "er", "both", None])
+def test_times_below_a_second_are_not_compared(tmp_path, short):
+    seconds = {row: 0.5 if short in (row, "both") else 2.0 for row in ("syngap", "er")}
+    ours, theirs = (
+        row
+        for name in ("syngap", "er")
+        for row in rows(experiment(tmp_path, WINS, seconds=seconds))
+        if row.name == name
+    )
+    assert (compare(ours, theirs).time is None) == (short is not None)
+    assert ("training time" in headline([ours, theirs])) == (short is None)
 
 
 def test_headline_when_it_wins(tmp_path):

@@ -117,7 +117,7 @@ def test_what_was_run_again_is_not_run_a_third_time(call: Call) -> None:
     call("reproduce", "tiny", "--row", "er")
     before = json.loads(Path("runs/reproduce-tiny/er-0/environment.json").read_text())
     _, printed, said = call("reproduce", "tiny", "--row", "er")
-    assert "1 of 1 runs are there already" in said
+    assert "1 of 1 run already done" in said
     assert "  inside: " in printed
     assert json.loads(Path("runs/reproduce-tiny/er-0/environment.json").read_text()) == before
     assert "already" not in call("reproduce", "tiny", "--row", "er", "--fresh")[2]

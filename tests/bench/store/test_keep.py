@@ -71,7 +71,7 @@ def test_what_is_kept_gives_the_same_report(
 ) -> None:
     code, printed, said = called(capsys, "keep", runs)
     assert (code, said) == (0, "")
-    assert printed == "4 runs are in results/tiny; files written: 3\n"
+    assert printed == "results/tiny has 4 runs; files written: 3\n"
     kept = here / "results" / "tiny"
     assert sorted(path.name for path in kept.iterdir()) == FILES
     for was, now in zip(read_runs(runs), read_runs(kept), strict=True):
@@ -270,13 +270,13 @@ def test_unfinished_runs_are_refused_unless_told(
     ends("er-3", state="running")
     ends("syngap-2", state="failed", error="FloatingPointError: the loss is not finite")
     (runs / "syngap-2" / "error.txt").write_text(f'File "{here}/x.py", line 3')
-    with refused("er-3 is running and 1 more have not finished", "--unfinished"):
+    with refused("er-3 is running (1 more run unfinished)", "--unfinished"):
         keep(runs, here / "kept")
     assert not (here / "kept").exists()
     code, printed, said = called(capsys, "keep", runs, here / "kept", "--unfinished")
     assert code == 0
     assert said == "er-3 has not ended and is left out\n"
-    assert printed.startswith("3 runs are in ")
+    assert "has 3 runs; files written" in printed
     assert "er-3" not in [run.path.name for run in read_runs(here / "kept")]
     assert str(here) not in (here / "kept" / "runs.jsonl").read_text()
     code, printed, _ = called(capsys, "report", here / "kept")

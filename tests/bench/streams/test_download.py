@@ -214,7 +214,7 @@ def test_a_server_that_says_no_is_quoted(server: Server, tmp_path: Path) -> None
 def test_more_than_expected_is_not_taken(server: Server, tmp_path: Path) -> None:
     known = published(server, SMALL)
     small = {"cifar100": replace(known["cifar100"], limit=200_000)}
-    with refused("more than the 200000 bytes"):
+    with refused("more than the expected 200000 bytes"):
         fetch("cifar100", tmp_path, sources=small)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) <= 200_000
 

@@ -146,7 +146,7 @@ def test_frames_may_lie_deeper_and_other_files_are_left_alone(tmp_path: Path) ->
 
 def test_trees_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
     root = tree(tmp_path / "one", classes=1, frames=2)
-    with refused("1 class folders", "2 or more"):
+    with refused("1 class folder, expected 2 or more"):
         folder(0, root, path=".", tasks=1)
     with refused("not a folder"):
         folder(0, root, path="c1/0.png", tasks=1)

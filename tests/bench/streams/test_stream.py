@@ -368,7 +368,7 @@ def test_the_first_tasks_alone_come_as_they_would_with_the_others(order: Any) ->
 
 def test_more_tasks_than_there_are_cannot_be_the_first() -> None:
     assert len(Stream(numbered([3, 3]), first=2)) == len(Stream(numbered([3, 3])))
-    with pytest.raises(UserError, match=r"stream\.first: got 3, but there are 2 tasks"):
+    with pytest.raises(UserError, match=r"stream\.first: got 3; the stream has 2 tasks"):
         Stream(numbered([3, 3]), first=3)
 
 
@@ -383,7 +383,7 @@ def test_steps_beyond_the_stream_are_refused() -> None:
 
 
 def test_samples_labels_and_tasks_are_equally_many() -> None:
-    with pytest.raises(ValueError, match="3 samples, 2 labels, 1 tasks"):
+    with pytest.raises(ValueError, match="3 samples, 2 labels and 1 task number"):
         Split(InMemory(torch.zeros(3, 1)), torch.zeros(2), torch.zeros(1))
 
 

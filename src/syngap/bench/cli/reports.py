@@ -9,6 +9,7 @@ import typer
 
 from syngap.bench.cli.arguments import Against, Results
 from syngap.bench.errors import UserError
+from syngap.messages import count_of
 
 if TYPE_CHECKING:
     from syngap.bench.runs import Runs
@@ -117,7 +118,7 @@ def keep(
     kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
     for name in kept.left_out:
         typer.echo(f"{name} has not ended and is left out", err=True)
-    typer.echo(f"{len(kept.runs)} runs are in {place}; files written: {kept.written}")
+    typer.echo(f"{place} has {count_of(len(kept.runs), 'run')}; files written: {kept.written}")
     _warn_untuned(Runs(place), against)
 
 

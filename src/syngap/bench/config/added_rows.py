@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.options import named, shown
+from syngap.messages import nearest
 
 __all__ = ["check_rows", "complete_rows"]
 

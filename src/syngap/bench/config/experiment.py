@@ -37,11 +37,12 @@ from syngap.bench.config.values import (
     seeds_in,
     seeds_of,
 )
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.finetuning.methods import registry as finetuning_methods
 from syngap.bench.finetuning.model_tasks import TASKS, task_in
 from syngap.bench.options import checked, defaults, named, shown, signature
 from syngap.bench.streams import Stream
+from syngap.messages import nearest
 
 __all__ = [
     "FORMAT",

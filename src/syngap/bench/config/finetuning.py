@@ -27,7 +27,7 @@ from syngap.bench.config.experiment import Experiment
 from syngap.bench.config.formats import FORMAT, check_format
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.config.values import mapping_of, name_of, options_of, part_of, seeds_in
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.finetuning import methods
 from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
 from syngap.bench.finetuning.setting import Anchors, Precision
@@ -44,6 +44,7 @@ from syngap.bench.options import (
     shown,
     signature,
 )
+from syngap.messages import nearest
 
 __all__ = [
     "AnyExperiment",

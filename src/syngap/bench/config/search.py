@@ -26,8 +26,9 @@ from syngap.bench import streams
 from syngap.bench.config.component import Component
 from syngap.bench.config.space import Space
 from syngap.bench.config.values import mapping_of, options_of, seeds_in
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.options import Count, Says, check_value, checked, named, shown, signature
+from syngap.messages import nearest
 
 __all__ = ["Search", "Trials"]
 

@@ -24,6 +24,7 @@ from syngap.bench.finetuning.setting import (
     Precision,
     Setting,
 )
+from syngap.messages import count_of
 
 __all__ = ["ClassifierSetting"]
 
@@ -75,9 +76,8 @@ class ClassifierSetting(Setting):
 
     def _draw_anchors(self, count: int) -> Tensor:
         if count > len(self._known):
-            raise UserError(
-                f"anchors.count: got {count}, and there are {len(self._known)} known images"
-            )
+            images = count_of(len(self._known), "known image")
+            raise UserError(f"anchors.count: got {count}; the data have {images}")
         order = torch.randperm(len(self._known), generator=seeds.generator(self.seed, "anchors"))
         return self._on_device(self._known.images[order[:count]])
 

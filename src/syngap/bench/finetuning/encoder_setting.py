@@ -32,6 +32,7 @@ from syngap.bench.finetuning.setting import (
 )
 from syngap.bench.finetuning.texts import Texts
 from syngap.bench.finetuning.texts.pairs import cut_pairs, cut_paragraphs
+from syngap.messages import count_of
 
 __all__ = ["EncoderSetting", "changed_order"]
 
@@ -82,7 +83,8 @@ class EncoderSetting(Setting):
         pairs = cut_pairs(getattr(self._making.source.kinds[kind], part))
         if len(pairs) < 4:
             raise UserError(
-                f"pairs: {kind} has {len(pairs)} paragraphs of 16 words or more to {part} on; "
+                f"pairs: {kind} has {count_of(len(pairs), 'paragraph')} of 16 words or more to "
+                f"{part} on; "
                 "expected text with blank lines between its paragraphs"
             )
         return pairs
@@ -108,9 +110,9 @@ class EncoderSetting(Setting):
         long = [part for part in found if part.count(" ") + 1 >= self._encoder.context]
         if len(long) < count:
             raise UserError(
-                f"anchors.count: got {count}, and {self._making.source.known} has {len(long)} "
-                f"paragraphs of {self._encoder.context} words or more; ask for fewer, or give the "
-                "model a smaller context"
+                f"anchors.count: got {count}, and {self._making.source.known} has "
+                f"{count_of(len(long), 'paragraph')} of {count_of(self._encoder.context, 'word')} "
+                "or more; ask for fewer, or give the model a smaller context"
             )
         order = torch.randperm(len(long), generator=seeds.generator(self.seed, "anchors"))
         return self._encoder.encode([long[place] for place in order[:count].tolist()]).to(
@@ -122,7 +124,9 @@ class EncoderSetting(Setting):
     def _draw(self, pairs: Batch, count: int, purpose: str) -> Batch:
         rows = torch.randperm(len(pairs[0]), generator=seeds.generator(self.seed, purpose))[:count]
         if len(rows) < count:
-            raise UserError(f"training.batch: got {count}, and there are {len(rows)} pairs")
+            raise UserError(
+                f"training.batch: got {count}; the data have {count_of(len(rows), 'pair')}"
+            )
         return tuple(side[rows.to(side.device)] for side in pairs)
 
     def batch(self, count: int, purpose: str) -> Batch:

@@ -24,6 +24,7 @@ from syngap.bench.finetuning.setting import (
     Setting,
 )
 from syngap.bench.finetuning.texts import Question, Texts
+from syngap.messages import count_of
 from syngap.protection import own_samples
 
 __all__ = ["LanguageSetting"]
@@ -72,8 +73,8 @@ class LanguageSetting(Setting):
         tokens = self._language.encode(text).to(self.device)
         if len(tokens) <= self._language.context:
             raise UserError(
-                f"texts: {kind} has {len(tokens)} tokens to {part} on, and a window takes "
-                f"{self._language.context}; give more text or a smaller context"
+                f"texts: {kind} has {count_of(len(tokens), 'token')} to {part} on, and a window "
+                f"takes {self._language.context}; give more text or a smaller context"
             )
         return tokens
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from syngap.bench.errors import UserError
 from syngap.bench.tape import decision
+from syngap.messages import count_of
 
 __all__ = ["Average", "OccasionalAverage", "lag_note"]
 
@@ -166,8 +167,8 @@ def lag_note(retention: float, ends: Sequence[int], option: str = "average") -> 
         return ""
     shorter = math.floor(1000 * _OLD_SHARE ** (1 / steps)) / 1000
     return (
-        f"{option}: {retention} is long for tasks of {steps} steps: {100 * old:.0f} % of the "
-        "average is from before the newest task, which may score too low; "
+        f"{option}: {retention} is long for tasks of {count_of(steps, 'step')}: {100 * old:.0f} % "
+        "of the average is from before the newest task, which may score too low; "
         f"compare with {shorter} or less"
     )
 

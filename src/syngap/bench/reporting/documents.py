@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from syngap.bench.config.reading import SMALL, text_in
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.reporting import curves, paper
 from syngap.bench.reporting.finetuning import comparison_table
 from syngap.bench.reporting.finetuning.comparison import compare_methods
@@ -36,6 +36,7 @@ from syngap.bench.reporting.statistics import (
 )
 from syngap.bench.reporting.tables import decimals, markdown, overview, run_count
 from syngap.bench.storage import read, write
+from syngap.messages import nearest
 
 __all__ = ["QUERIES", "StaleBlock", "fill", "run_query", "stale_blocks"]
 

@@ -33,6 +33,7 @@ __all__ = [
 
 _SUBJECT = "syngap"
 _RIVALS = ("er", "sgd")
+_SHORTEST = 1.0  # seconds; what shorter runs take says little of the method
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Comparison:
         seeds: how many finished seeds they share.
         accuracy: difference in ACC, in points.
         forgetting: difference in FM, in points.
-        time: training time as a multiple of the other's.
+        time: training time as a multiple of the other's, None where a run takes below a second.
     """
 
     rival: str
@@ -57,12 +58,14 @@ class Comparison:
 def compare(ours: Row, theirs: Row) -> Comparison:
     """Return how `ours` differs from `theirs` over the seeds that both have finished."""
     a, b = ours.values, theirs.values
+    times = [*a["seconds"].values(), *b["seconds"].values()]
+    is_long = min(times, default=0.0) >= _SHORTEST
     return Comparison(
         rival=theirs.label,
         seeds=len({*ours.seeds} & {*theirs.seeds}),
         accuracy=paired_difference(a["ACC"], b["ACC"]),
         forgetting=paired_difference(a["FM"], b["FM"]),
-        time=time_ratio(a["seconds"], b["seconds"]),
+        time=time_ratio(a["seconds"], b["seconds"]) if is_long else None,
     )
 
 

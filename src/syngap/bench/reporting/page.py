@@ -154,7 +154,7 @@ def page_data(
     ours = featured(rows)
     shared, own = _configurations(runs)
     return {
-        "measures": [_measure(rows, name) for name in MEASURES],
+        "measures": [_measure(rows, name) for name in _shown(rows)],
         "subject": None if ours is None else ours.name,
         "against": [] if ours is None else [_comparison(ours, rival) for rival in rivals(rows)],
         "flattered": ours is not None and strongest(rows) is not None,
@@ -173,6 +173,13 @@ def page_data(
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     return notes(rows[0].experiment) if rows else []
+
+
+def _shown(rows: Sequence[Row]) -> list[str]:
+    """Return the measures that a row, or the paper, has a value of, and those that cards show."""
+    quoted = {name for row in rows for name in quotes(row.experiment, row.name)}
+    known = {name for name in MEASURES if any(row.spread(name) for row in rows)}
+    return [name for name in MEASURES if name in known | quoted | {*_MAIN}]
 
 
 def _measure(rows: Sequence[Row], name: str) -> dict[str, Any]:

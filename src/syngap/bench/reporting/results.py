@@ -17,11 +17,12 @@ from typing import Any
 
 from syngap.bench.config.reading import reading, text_in
 from syngap.bench.config.space import Space
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.reporting.headline import below_untuned, best_row
 from syngap.bench.reporting.rows import Row, rows
 from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
 from syngap.bench.store.layout import experiment_folders, holds_experiment
+from syngap.messages import count_of, nearest
 
 __all__ = [
     "Results",
@@ -191,10 +192,15 @@ class Search:
     def caption(self) -> str:
         """What a reader of its table has to know."""
         counts = {row.trials for row in self.rows}
-        every = f"{counts.pop()} trials of every row" if len(counts) == 1 else "Trials as counted"
+        every = "Trials as counted"
+        if len(counts) == 1:
+            every = f"{count_of(counts.pop(), 'trial')} of every row"
         stream = ", ".join(f"{option} {_value(value)}" for option, value in self.stream.items())
         seeds = ", ".join(map(str, self.seeds))
-        halved = [f", the best {number} with {count} seeds" for number, count in self.rounds[1:]]
+        halved = [
+            f", the best {number} with {count_of(count, 'seed')}"
+            for number, count in self.rounds[1:]
+        ]
         sentences = [
             f"{every} with seed {seeds if not halved else self.seeds[0]}{''.join(halved)}, by "
             f"{self.sampler}; on the table's stream with {stream}, so that this ACC is not the "
@@ -290,7 +296,8 @@ def _search_row(
     values = dict(chosen["values"]) if chosen else {}
     label = row.label if row else name
     if chosen and chosen["trials"] != len(states):
-        raise ValueError(f"{name}: {chosen['trials']} trials, trials.csv has {len(states)}")
+        counted = count_of(chosen["trials"], "trial")
+        raise ValueError(f"{name}: {counted}, trials.csv has {len(states)}")
     return SearchRow(
         name=name,
         label=label,

@@ -16,6 +16,7 @@ from syngap.bench.metrics import reference_of, summarise
 from syngap.bench.reporting.statistics import Spread, spread_over
 from syngap.bench.store.folder_reader import Planned, Run
 from syngap.bench.store.records import nobody_in
+from syngap.messages import count_of
 
 __all__ = [
     "MEASURES",
@@ -173,7 +174,7 @@ class Row:
         if count == planned:
             return ""
         diverged = f", {self.divergences} diverged" if self.divergences else ""
-        return f"{count} of {planned} seeds{diverged}"
+        return f"{count} of {count_of(planned, 'seed')}{diverged}"
 
     def spread(self, measure: str) -> Spread | None:
         """Return mean and sd of `measure`, None where no seed has it."""

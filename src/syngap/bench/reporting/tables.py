@@ -14,7 +14,7 @@ from rich.text import Text
 
 from syngap.bench.config.experiment import is_shipped, read
 from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.reporting import paper
 from syngap.bench.reporting.rows import MEASURES, Row, concurrency_note, concurrent_runs, omissions
 from syngap.bench.reporting.statistics import (
@@ -25,6 +25,7 @@ from syngap.bench.reporting.statistics import (
     paired_difference,
 )
 from syngap.bench.store.folder_reader import Run
+from syngap.messages import count_of, nearest
 
 __all__ = [
     "Column",
@@ -119,16 +120,18 @@ def markdown(
 
 
 def default_columns(rows: Sequence[Row], among: Sequence[Row] | None = None) -> list[str]:
-    """Return the names of the columns that `rows` have values for.
+    """Return the names of the columns that `rows` have values for, and ACC.
 
-    The difference to ER needs a row of that name, the paper's numbers a row that it reports.
+    INT needs a joint run, the difference to ER a row of that name, the paper's numbers a row that
+    it reports.
 
     Args:
         rows: of the table.
         among: all rows of the experiment, where the table has some of them.
     """
     names = ["ACC", "paper-ACC", _DIFFERENCE, "FM", "paper-FM", "INT", "paper-INT", "seconds"]
-    absent = {name for name in _paper_columns() if not any(_quote(row, name) for row in rows)}
+    absent = {name for name in _MAIN[1:] if not any(row.spread(name) for row in rows)}
+    absent |= {name for name in _paper_columns() if not any(_quote(row, name) for row in rows)}
     if not any(_difference(row, among or rows) for row in rows):
         absent.add(_DIFFERENCE)
     return [name for name in names if name not in absent]
@@ -373,9 +376,10 @@ def _hardware(runs: Sequence[Run]) -> str:
     for run in runs:
         environment = run.environment
         device = environment.device or "unknown"
-        cpu = f"{environment.processor or 'a CPU'}, {environment.cores or '?'} cores"
+        cores = count_of(environment.cores, "core") if environment.cores else "? cores"
+        cpu = f"{environment.processor or 'a CPU'}, {cores}"
         count = concurrent_runs(run) or 1
-        beside = f", {count} runs at a time" if count > 1 else ""
+        beside = f", {count_of(count, 'run')} at a time" if count > 1 else ""
         found[(cpu if device == "cpu" else device) + beside] = None
     return "; ".join(found)
 

@@ -15,6 +15,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.runner import local
 from syngap.bench.runner.plan import AnyJob, Plan
 from syngap.bench.runner.progress import Display
+from syngap.messages import count_of
 
 if TYPE_CHECKING:
     from syngap.bench.runner.cluster import Cluster
@@ -90,7 +91,7 @@ class Execution:
         if plan.done:
             count = len(plan.done) + len(plan.jobs)
             self.say(
-                f"{len(plan.done)} of {count} runs are there already, in {plan.out}; "
+                f"{len(plan.done)} of {count_of(count, 'run')} already done, in {plan.out}; "
                 "--fresh would run them again"
             )
         if not plan.jobs:

@@ -24,6 +24,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import AnyJob
 from syngap.bench.store.folder_reader import Run, read_run
+from syngap.messages import count_of
 
 __all__ = ["Display"]
 
@@ -90,7 +91,9 @@ class Display:
             return f"{counted}  {event.job.name:<28} {_losses(run)}  {seconds:6.1f} s{left}"
         accuracy = sum(run.accuracy[-1]) / len(run.accuracy[-1])
         last = run.summaries[max(run.summaries)] if run.summaries else {}
-        skipped = f"  {last['skipped']:.0f} steps skipped" if last.get("skipped") else ""
+        skipped = (
+            f"  {count_of(round(last['skipped']), 'step')} skipped" if last.get("skipped") else ""
+        )
         found = f"ACC {accuracy:5.1f}  {seconds:6.1f} s{skipped}"
         return f"{counted}  {event.job.name:<20} {found}{left}"
 

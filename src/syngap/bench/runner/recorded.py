@@ -12,9 +12,10 @@ import torch
 from syngap.bench.config.experiment import Experiment, complete_run, with_earlier_defaults
 from syngap.bench.config.finetuning import FinetuningExperiment
 from syngap.bench.config.run_config import RunConfig
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.store.folder_reader import Run, read_yaml
 from syngap.bench.store.layout import EXPERIMENT
+from syngap.messages import nearest
 
 __all__ = ["repeat_experiment", "repeat_finetuning", "select_rows"]
 

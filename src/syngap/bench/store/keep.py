@@ -31,6 +31,7 @@ from syngap.bench.store.layout import CHECKPOINTS, ENVIRONMENT, EXPERIMENT, run_
 from syngap.bench.store.outcome import Environment
 from syngap.bench.store.packed import ENDED, FILES, are_same, is_packed, write_packed
 from syngap.bench.store.records import alone_in
+from syngap.messages import count_of
 
 __all__ = ["Kept", "keep", "keep_search", "search_of"]
 
@@ -116,7 +117,7 @@ def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:
     changed = {place: content for place, content in contents.items() if _bytes_in(place) != content}
     others = [place for place in changed if place.exists() and place.name != EXPERIMENT]
     if others and not replaced:
-        more = f", as have {len(others) - 1} more" if len(others) > 1 else ""
+        more = f" ({count_of(len(others) - 1, 'more file')} too)" if len(others) > 1 else ""
         raise UserError(f"{others[0]}: is there with another content{more}; --replace writes over")
     for place, content in changed.items():
         make_folder(place.parent, within=to)
@@ -128,7 +129,8 @@ def _check_finished(runs: Path, found: Sequence[Run], unfinished: bool) -> None:
     open_ones = [run for run in found if not run.done]
     if open_ones and not unfinished:
         first = f"{open_ones[0].path.name} is {open_ones[0].status.state or 'not begun'}"
-        more = f" and {len(open_ones) - 1} more have not finished" if len(open_ones) > 1 else ""
+        others = count_of(len(open_ones) - 1, "more run")
+        more = f" ({others} unfinished)" if len(open_ones) > 1 else ""
         raise UserError(
             f"{runs}: {first}{more}; --unfinished keeps those that failed and leaves out the rest"
         )
@@ -153,7 +155,7 @@ def _packed(to: Path, kept: Sequence[Run], replaced: bool) -> list[Run]:
         if key in there and not are_same(shortened(run), shortened(there[key]))
     ]
     if others and not replaced:
-        more = f", as have {len(others) - 1} more runs" if len(others) > 1 else ""
+        more = f" ({count_of(len(others) - 1, 'more run')} too)" if len(others) > 1 else ""
         name = others[0].path.name
         raise UserError(f"{to}: {name} is there with another content{more}; --replace writes over")
     return [shortened(run) for run in {**there, **added}.values()]

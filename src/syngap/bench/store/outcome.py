@@ -18,6 +18,7 @@ from syngap.bench.config.reading import is_name
 from syngap.bench.finetuning.model_tasks import task_in
 from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
+from syngap.messages import count_of
 
 __all__ = [
     "LARGEST",
@@ -267,7 +268,7 @@ class Run:
 def check_accuracy(accuracy: Sequence[Sequence[Any]], tasks: int) -> None:
     """Refuse, by a ValueError, a matrix of anything but accuracies in percent on `tasks` tasks."""
     if any(len(row) != tasks or not all(map(_percent, row)) for row in accuracy):
-        raise ValueError(f"a line that is not {tasks} accuracies in percent")
+        raise ValueError(f"a line that is not {count_of(tasks, 'accuracy')} in percent")
 
 
 def check_follows(
@@ -278,7 +279,8 @@ def check_follows(
         raise ValueError(f"step {evaluation.step} after step {record[-1].step}")
     widths = {len(each) for each in (*accuracy[:1], *(of.accuracy for of in record[-1:]))}
     if widths - {len(evaluation.accuracy)}:
-        raise ValueError(f"step {evaluation.step} has {len(evaluation.accuracy)} tasks")
+        found = count_of(len(evaluation.accuracy), "task")
+        raise ValueError(f"step {evaluation.step} has {found}")
 
 
 def summary_of(found: Any) -> dict[str, float]:

@@ -48,6 +48,7 @@ from syngap.bench.store.outcome import (
     evaluation_of,
     summary_of,
 )
+from syngap.messages import count_of
 
 __all__ = ["ENDED", "FILES", "are_same", "is_packed", "read_packed", "write_packed"]
 
@@ -317,7 +318,8 @@ def _runs(directory: Path, text: str, path: Path) -> dict[Key, tuple[Run, str | 
             raise ValueError(f"row {run.row}, seed {run.seed} is there twice")
         runs[run.row, run.seed] = run, found.get("curves")
     if (said := json.loads(text.partition("\n")[0])["runs"]) != len(runs):
-        raise ValueError(f"it holds {len(runs)} runs, and its first line says {said!a:.80}")
+        count = count_of(len(runs), "run")
+        raise ValueError(f"it holds {count}, and its first line says {said!a:.80}")
     return runs
 
 

@@ -17,6 +17,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.options import Count
 from syngap.bench.streams import places
 from syngap.bench.streams.tasks import InMemory, Pixels, Split, Tasks, by_class, permuted_groups
+from syngap.messages import count_of
 
 __all__ = ["arrays", "npz"]
 
@@ -135,7 +136,7 @@ def _check_sizes(file: zipfile.ZipFile, place: Path) -> None:
             whole += claimed
     packed = place.stat().st_size
     if whole > TRUSTED_BYTES + MAX_RATIO * packed:
-        raise UserError(f"{place}: refused, {packed} bytes that would become {whole}")
+        raise UserError(f"{place}: refused, {count_of(packed, 'byte')} that would become {whole}")
 
 
 def _check_count(tasks: int | None) -> int:
@@ -200,7 +201,8 @@ def _classes(train: Tensor, test: Tensor) -> int:
     if low < 0:
         raise UserError(f"a label is {low}, expected whole numbers from 0")
     if high >= len(train):
-        raise UserError(f"a label is {high}, but only {len(train)} samples are there to learn from")
+        samples = count_of(len(train), "training sample")
+        raise UserError(f"a label is {high}, and the data have {samples}")
     absent = (torch.bincount(train, minlength=high + 1) == 0).nonzero().flatten().tolist()
     if absent:
         raise UserError(f"class {absent[0]} of 0 to {high} has no training samples")

@@ -16,6 +16,7 @@ from syngap.bench.seeds import generator
 from syngap.bench.streams import archives, places
 from syngap.bench.streams.pickles import read_pickle
 from syngap.bench.streams.tasks import InMemory, Pixels, Split, Tasks, by_class, permuted_groups
+from syngap.messages import count_of
 
 __all__ = ["cifar100"]
 
@@ -89,7 +90,8 @@ def _in_folder(place: Path, names: list[str]) -> dict[str, Bytes]:
         if not path.is_file():
             raise UserError(f"{place} has no {path.name}; fetch it again with syngap data cifar100")
         if not 0 < path.stat().st_size <= LARGEST:
-            raise UserError(f"{path} has {path.stat().st_size} bytes; it is not CIFAR-100's")
+            size = count_of(path.stat().st_size, "byte")
+            raise UserError(f"{path} has {size}; it is not CIFAR-100's")
     return {name: np.memmap(place / name, np.uint8, "r") for name in names}
 
 
@@ -105,7 +107,7 @@ def _in_archive(place: Path, names: list[str]) -> dict[str, Bytes]:
 def _records(contents: Bytes, where: str) -> _Images:
     if len(contents) % RECORD:
         raise UserError(
-            f"{where}: {len(contents)} bytes are no whole number of images of {RECORD}; "
+            f"{where}: {count_of(len(contents), 'byte')}, no whole number of images of {RECORD}; "
             "the file is cut short or another one"
         )
     records = contents.reshape(-1, RECORD)
@@ -125,7 +127,8 @@ def _dictionary(contents: Bytes, where: str) -> _Images:
     fine, coarse = (_labels(get(f"{name}_labels"), name, where) for name in ("fine", "coarse"))
     if not len(pixels) == len(fine) == len(coarse):
         raise UserError(
-            f"{where}: {len(pixels)} images, {len(fine)} fine and {len(coarse)} coarse labels"
+            f"{where}: {count_of(len(pixels), 'image')}, {len(fine)} fine and "
+            f"{count_of(len(coarse), 'coarse label')}"
         )
     return _Images(np.array(pixels, order="C").reshape(-1, 3, 32, 32), fine, coarse)
 
@@ -145,7 +148,7 @@ def _check_images(images: _Images, where: str) -> _Images:
             )
     present = len(np.unique(images.fine))
     if present < FINE:
-        raise UserError(f"{where}: images of {present} classes, expected all {FINE}")
+        raise UserError(f"{where}: images of {count_of(present, 'class')}, expected all {FINE}")
     return images
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.options import shown
 from syngap.bench.storage import append, make_folder, move, remove, remove_tree
 from syngap.bench.streams import archives, places
+from syngap.messages import count_of, nearest
 
 if TYPE_CHECKING:
     import requests
@@ -145,8 +146,8 @@ def _check_complete(folder: Path, archive: Archive) -> None:
     )
     if count < archive.count:
         raise UserError(
-            f"{folder} is there, but has {count} of {archive.count} files; move it away, then "
-            "fetch it again"
+            f"{folder} is there, but has {count} of {count_of(archive.count, 'file')}; move it "
+            "away, then fetch it again"
         )
 
 
@@ -206,7 +207,7 @@ def _resume(url: str, part: Path, limit: int, progress: Progress | None) -> None
                 for piece in response.iter_content(PIECE):
                     here += len(piece)
                     if max(here, total or 0) > limit:
-                        raise UserError(f"{url}: more than the {limit} bytes that were expected")
+                        raise UserError(f"{url}: more than the expected {count_of(limit, 'byte')}")
                     file.write(piece)
                     if progress:
                         progress(here, total)
@@ -216,7 +217,7 @@ def _resume(url: str, part: Path, limit: int, progress: Progress | None) -> None
         here = part.stat().st_size if part.exists() else 0
         reason = _innermost(error)
         raise UserError(
-            f"{url}: the download stopped at {here} bytes ({reason}); "
+            f"{url}: the download stopped at {count_of(here, 'byte')} ({reason}); "
             "run the same command again to go on from there"
         ) from error
 
@@ -250,7 +251,8 @@ def _unpack(packed: Path, archive: Archive, folder: Path) -> None:
     try:
         count = archives.unpack(packed, re.compile(archive.pattern), archive.limit, fresh)
         if count != archive.count:
-            raise UserError(f"{packed} holds {count} of {archive.count} files; it was not unpacked")
+            files = count_of(archive.count, "file")
+            raise UserError(f"{packed} holds {count} of {files}; it was not unpacked")
         move(fresh, folder, within=to)
     finally:
         remove_tree(fresh, within=to)

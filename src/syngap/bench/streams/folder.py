@@ -25,6 +25,7 @@ from syngap.bench.streams.tasks import (
     by_class,
     permuted_groups,
 )
+from syngap.messages import count_of
 
 __all__ = ["folder", "natural_key"]
 
@@ -106,8 +107,8 @@ def _frames(root: Path) -> list[list[Path]]:
     folders.sort(key=lambda path: (natural_key(path.name), path.name))
     if len(folders) < 2:
         raise UserError(
-            f"stream.path: {root} has {len(folders)} class folders, expected 2 or more; "
-            "every class needs a folder of its own"
+            f"stream.path: {root} has {count_of(len(folders), 'class folder')}, expected 2 or "
+            "more; every class needs a folder of its own"
         )
     frames = []
     for each in folders:

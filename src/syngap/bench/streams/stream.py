@@ -16,6 +16,7 @@ from syngap.bench.options import Count, Share
 from syngap.bench.seeds import generator
 from syngap.bench.streams.tasks import Split, Tasks
 from syngap.bench.streams.transform import Transform
+from syngap.messages import count_of
 
 __all__ = ["Batch", "Presentation", "Stream"]
 
@@ -90,7 +91,7 @@ class Stream:
         if epochs * tasks.count > _PASSES:
             raise UserError(
                 f"stream.epochs: got {epochs}, expected at most {_PASSES // tasks.count} with "
-                f"{tasks.count} tasks; a stream plans {_PASSES} passes"
+                f"{count_of(tasks.count, 'task')}; a stream plans {_PASSES} passes"
             )
         own = [(tasks.train.task == task).nonzero().flatten() for task in range(self.tasks)]
         self._arrange(_blur(own, blur, seed))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from syngap.bench.errors import UserError
 from syngap.bench.seeds import generator
+from syngap.messages import count_of
 
 __all__ = [
     "InMemory",
@@ -113,7 +114,8 @@ class Split:
     def __post_init__(self) -> None:
         if not len(self.samples) == len(self.labels) == len(self.task):
             raise ValueError(
-                f"{len(self.samples)} samples, {len(self.labels)} labels, {len(self.task)} tasks"
+                f"{count_of(len(self.samples), 'sample')}, {count_of(len(self.labels), 'label')} "
+                f"and {count_of(len(self.task), 'task number')}"
             )
 
     def to(self, device: torch.device) -> Split:
@@ -183,7 +185,9 @@ class Tasks:
     def first(self, tasks: int) -> Tasks:
         """Return the first tasks alone; the head keeps its size."""
         if tasks > self.count:
-            raise UserError(f"stream.first: got {tasks}, but there are {self.count} tasks")
+            raise UserError(
+                f"stream.first: got {tasks}; the stream has {count_of(self.count, 'task')}"
+            )
         return replace(self, train=self.train.first(tasks), test=self.test.first(tasks))
 
     def validation_tasks(self, share: float) -> Tasks:
@@ -208,7 +212,8 @@ class Tasks:
             if count == len(members):
                 raise UserError(
                     f"stream.validation: {share} would leave nothing to learn from of class "
-                    f"{pair[1]} in task {pair[0] + 1}, which has {count} training samples"
+                    f"{pair[1]} in task {pair[0] + 1}, which has "
+                    f"{count_of(count, 'training sample')}"
                 )
             held_out[members[-count:]] = True
         return replace(self, train=self.train.only(~held_out), test=self.train.only(held_out))
@@ -232,7 +237,8 @@ def permuted_groups(classes: int, tasks: int, seed: int) -> list[list[int]]:
     if classes % tasks:
         fitting = ", ".join(str(n) for n in range(2, classes + 1) if classes % n == 0)
         raise UserError(
-            f"stream.tasks: {classes} classes cannot be cut into {tasks} equal tasks; "
+            f"stream.tasks: {count_of(classes, 'class')} cannot be cut into "
+            f"{count_of(tasks, 'equal task')}; "
             f"{fitting} would do"
         )
     order = torch.randperm(classes, generator=generator(seed, "classes")).tolist()

@@ -8,6 +8,7 @@ from torch import Tensor
 from syngap.bench.methods.learner import Learner
 from syngap.bench.metrics import Evaluation
 from syngap.bench.streams.stream import Stream
+from syngap.messages import count_of
 
 __all__ = ["evaluate"]
 
@@ -39,7 +40,8 @@ def _predictions(learner: Learner, stream: Stream, step: int) -> Tensor:
         found.append(torch.where(logits.isfinite().all(1), logits.argmax(1), -1))
     predicted = torch.cat(found).cpu()
     if (predicted < 0).any():
-        raise FloatingPointError(f"the network's outputs are not finite after {step} steps")
+        steps = count_of(step, "step")
+        raise FloatingPointError(f"the network's outputs are not finite after {steps}")
     return predicted
 
 

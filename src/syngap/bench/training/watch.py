@@ -14,6 +14,7 @@ from syngap.bench.methods.method import Method
 from syngap.bench.options import defaults
 from syngap.bench.streams.stream import Batch, Stream
 from syngap.bench.training.checkpoint import random_states, restore_random_states
+from syngap.messages import count_of
 
 __all__ = ["Watch"]
 
@@ -133,7 +134,7 @@ class Watch:
         what = "the gradients" if "gradients" in str(error) else "the loss"
         if not _finite([learner.evaluate(batch.x, newest=True)]):
             what = "the logits"
-        many = f", as in {self._in_a_row} steps in a row" if self._in_a_row > 1 else ""
+        many = f", as in {count_of(self._in_a_row, 'step')} in a row" if self._in_a_row > 1 else ""
         return FloatingPointError(self._message(what, step, many))
 
     def _message(self, what: str, step: int, many: str = "") -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from syngap.bench.storage import write
 from syngap.bench.store.environment import environment, resolve_device
 from syngap.bench.store.records import write_yaml
+from syngap.messages import count_of
 
 if TYPE_CHECKING:
     from syngap.bench.tuning.halving import Trial
@@ -98,8 +99,8 @@ def notes(tuning: Tuning) -> list[str]:
     for row, found in tuning.rows.items():
         said += [f"{row}: {each.text}" for each in found.standing.widened]
         if found.reasons:
-            of = len(found.standing.trials)
-            said.append(f"{row}: {len(found.reasons)} of {of} trials diverged and count as 0")
+            trials = count_of(len(found.standing.trials), "trial")
+            said.append(f"{row}: {len(found.reasons)} of {trials} diverged, with a score of 0")
         for option, value in chosen[row].values.items() if row in chosen else ():
             if edge := found.standing.spaces[option].edge(value):
                 said.append(f"{row}: {option} {value} is at the {edge} edge of what was tried")

@@ -23,6 +23,7 @@ from syngap.bench.config.component import Value
 from syngap.bench.config.search import Search
 from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError
+from syngap.messages import count_of
 
 __all__ = [
     "Scores",
@@ -92,8 +93,8 @@ class Widening:
     def text(self) -> str:
         """What happened, in a line."""
         return (
-            f"the best of {self.trials} trials was at the {self.edge} edge of {self.option}, "
-            f"which was widened to {self.space.text}"
+            f"the best of {count_of(self.trials, 'trial')} was at the {self.edge} edge of "
+            f"{self.option}, which was widened to {self.space.text}"
         )
 
     def as_mapping(self) -> dict[str, Any]:
@@ -233,8 +234,8 @@ def _new(draw: Callable[[bool], Values], trials: Sequence[Trial], source: Source
         if _is_new(values, trials) and source.accepts(values):
             return values
     raise UserError(
-        f"the spaces of {', '.join(source.spaces)} have no more than {len(trials)} trials that the "
-        "method takes; widen them, or make fewer"
+        f"the spaces of {', '.join(source.spaces)} have no more than "
+        f"{count_of(len(trials), 'trial')} that the method takes; widen them, or make fewer"
     )
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.images import Labelled
 from syngap.bench.streams.files import SUFFIXES, ImageFiles, size_of
+from syngap.messages import count_of
 
 __all__ = ["read_class_files", "split_known"]
 
@@ -62,7 +63,8 @@ def split_known(found: Labelled, animals: int) -> tuple[Labelled, dict[str, Labe
     is_animal = found.labels < animals
     objects, others = found.rows(~is_animal), found.rows(is_animal)
     if len(objects) < 6:
-        raise UserError(f"animals: got {animals}, which leaves {len(objects)} images of objects")
+        left = count_of(len(objects), "image")
+        raise UserError(f"animals: got {animals}, which leaves {left} of objects")
     kinds = {"objects" if animals else "images": objects.rows(slice(1, None, 2))}
     if len(others):
         kinds["animals"] = others

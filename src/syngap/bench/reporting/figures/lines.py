@@ -8,7 +8,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from syngap.bench.errors import UserError, nearest
+from syngap.bench.errors import UserError
 from syngap.bench.reporting.curves import Line, Sweep
 from syngap.bench.reporting.figures.style import (
     COLOURS,
@@ -23,6 +23,7 @@ from syngap.bench.reporting.headline import featured, rivals, subject
 from syngap.bench.reporting.rows import Row, finished_runs, rows
 from syngap.bench.reporting.series import Band, accuracy_curve, boundaries, steps_of
 from syngap.bench.store.folder_reader import Run
+from syngap.messages import nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,6 +19,7 @@ from syngap.bench.finetuning.frontier import (
 from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
 from syngap.bench.finetuning.point import Point
 from syngap.bench.store.outcome import Run
+from syngap.messages import count_of
 
 __all__ = ["Comparison", "Outcome", "Ratios", "Tried", "compare_methods"]
 
@@ -172,7 +173,8 @@ def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], list[str]
         for seed, found in sorted(by_seed.items()):
             done = [run for run in found if run.done and run.points]
             if len(done) < len(trials):
-                missing.append(f"{family}, seed {seed}: {len(done)} of {len(trials)} trials ended")
+                ended = f"{len(done)} of {count_of(len(trials), 'trial')} ended"
+                missing.append(f"{family}, seed {seed}: {ended}")
                 continue
             by_trial = {run.row: [p for p in run.points[1:] if p.is_finite] for run in done}
             if any(by_trial.values()):

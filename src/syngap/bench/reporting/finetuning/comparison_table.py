@@ -22,6 +22,7 @@ from syngap.bench.reporting.finetuning.comparison import (
     Ratios,
     Tried,
 )
+from syngap.messages import count_of
 
 __all__ = [
     "SHORT",
@@ -206,10 +207,10 @@ def headline(found: Comparison) -> str:
         return f"No method reached every level of AdamW's gain on {found.new}."
     least = min(known, key=lambda family: known[family])
     count = next(len(outcome.seeds) for outcome in rivals if outcome.family == least)
-    seeds = f"{count} {'seed' if count == 1 else 'seeds'}"
+    seeds = count_of(count, "seed")
     amount = f"{known[least]:.2f} of what AdamW forgets"
     forgets = f"nothing of {kind}" if known[least] <= 0 else f"least of {kind}, {amount},"
-    few = f"; {len(known)} of {len(rivals)} methods learn enough to compare"
+    few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
     notes = seeds if len(known) == len(rivals) else seeds + few
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
     return f"{least} forgets {forgets} at {levels} of AdamW's best gain on {found.new} ({notes})."
