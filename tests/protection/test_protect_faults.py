@@ -104,8 +104,9 @@ def test_a_share_out_of_range_moves_nothing(model: nn.Module, share: Any) -> Non
 @pytest.mark.parametrize("percent", [2, 50, 85.0, 100])
 def test_a_share_in_per_cent_is_answered_with_the_share(model: nn.Module, percent: float) -> None:
     protection = syngap.protect(model, inputs())
-    with pytest.raises(ValueError, match=rf"such as {percent / 100:g} for {percent:g} %, got"):
-        protection.interpolate(percent)
+    for share in (percent, torch.tensor([percent])):
+        with pytest.raises(ValueError, match=rf"such as {percent / 100:g} for {percent:g} %, got"):
+            protection.interpolate(share)  # type: ignore[arg-type]
 
 
 ARGUMENTS = sorted(
@@ -270,6 +271,7 @@ INPUTS: dict[str, tuple[Tensor, Tensor]] = {
     "other texts": (TEXTS, TEXTS.flip(1)),
     "real numbers beside real numbers": (inputs(), inputs()),
     "tokens beside tokens": (TEXTS, TEXTS[:, :2]),
+    "one token each": (TEXTS[:, :1], TEXTS[:, 1:2]),
 }
 
 
@@ -278,7 +280,7 @@ def test_labels_are_never_taken_for_inputs_in_silence(kind: str) -> None:
     x, y = LABELS[kind]
     loader = DataLoader(TensorDataset(x, y), batch_size=8)
     one = nn.Sequential(Two())
-    with pytest.raises(TypeError, match=r"Sequential takes other .*pass \[x for x, y in known\]"):
+    with pytest.raises(TypeError, match=r"than Sequential takes: .*pass \[x for x, y in known\]"):
         syngap.protect(one, loader)
     with pytest.warns(
         UserWarning, match=r"looks like labels.*pass \[x for x, y in known\]"
@@ -308,6 +310,15 @@ def test_a_second_input_is_not_taken_for_labels(kind: str) -> None:
 def test_more_parts_than_the_model_takes_are_explained(model: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"pass \[batch\[0\] for batch in known\]"):
         syngap.protect(model, [(inputs(), torch.zeros(40), torch.arange(40))])
+
+
+def test_fewer_parts_than_the_model_takes_are_not_said_to_be_labels() -> None:
+    bilinear = nn.Bilinear(4, 4, 3)
+    syngap.protect(bilinear, [(inputs(), inputs())])
+    with pytest.raises(TypeError, match=r"known inputs: .*missing 1 required .*'input2'"):
+        syngap.protect(bilinear, inputs())
+    with pytest.raises(TypeError, match=r"known inputs: .*takes 3 positional"):
+        syngap.protect(bilinear, [(inputs(), inputs(), inputs())])
 
 
 class Samples(Dataset[Tensor]):

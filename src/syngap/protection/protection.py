@@ -84,7 +84,8 @@ def protect(
         model: a model that was trained; a wrapper of DDP is looked through.
         known: inputs like those that it knows: a tensor, a dict of tensors as a tokenizer returns,
             or a list of batches (a tuple is arguments, a dict keyword arguments, of which
-            `attention_mask` marks padding). A few hundred do. `own_samples` makes some.
+            `attention_mask` marks padding). A few hundred do, without labels. `own_samples` makes
+            some.
         gate: whether `optimizer` scales down updates along important directions.
         teacher: whether `loss` pulls the model to its former answers.
         predict: computes logits or a distribution from a batch in place of `model(batch)`, in the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,9 +76,9 @@ def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
 
 def check_share(share: float) -> None:
     """Refuse a share that is out of range, such as one in per cent."""
-    is_percent = is_number(share) and 2 <= share <= 100
-    allowed = f"in [0, 1], such as {share / 100:g} for {share:g} %" if is_percent else "in [0, 1]"
-    check_number("share", share, allowed, lambda value: 0 <= value <= 1)
+    number = float(share) if is_number(share) else 0.0
+    hint = f", such as {number / 100:g} for {number:g} %" if 2 <= number <= 100 else ""
+    check_number("share", share, f"in [0, 1]{hint}", lambda value: 0 <= value <= 1)
 
 
 def check_model(model: Any, gate: bool) -> None:
@@ -138,15 +137,12 @@ def check_labels(model: nn.Module, batch: Any) -> None:
     """Refuse a batch of more arguments than the model takes; warn of labels among them."""
     if not isinstance(batch, (tuple, list)) or not any(True for _ in tensors_of(batch)):
         return
-    with suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(model.forward).bind(*batch)
-        except TypeError as error:
-            raise TypeError(
-                f"a batch of known has {count_of(len(batch), 'part')}, and {type(model).__name__} "
-                f"takes other arguments ({error}): labels are not needed, so pass "
-                f"{inputs_alone(len(batch), 'known')}"
-            ) from None
+    if _takes(model, batch[:1]) and not _takes(model, batch):
+        raise TypeError(
+            f"a batch of known has {count_of(len(batch), 'part')}, more than "
+            f"{type(model).__name__} takes: labels are not needed, so pass "
+            f"{inputs_alone(len(batch), 'known')}"
+        )
     if are_inputs_and_labels(batch):
         Notices().warn(
             "labels",
@@ -154,6 +150,16 @@ def check_labels(model: nn.Module, batch: Any) -> None:
             "second argument: labels are not needed, so pass [x for x, y in known]. If it is an "
             "input, pass a dict of arguments by name",
         )
+
+
+def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def are_inputs_and_labels(parts: Sequence[Any]) -> bool:
@@ -186,8 +192,8 @@ def are_inputs_and_labels(parts: Sequence[Any]) -> bool:
     if inputs.shape != other.shape:
         return False
     ignored = other < 0  # such as -100
-    is_next = (other == inputs.roll(-1, -1)) | ignored
-    return bool((is_next[..., :-1]).all() or ((other == inputs) | ignored).all())
+    is_next = ((other == inputs.roll(-1, -1)) | ignored)[..., :-1]
+    return bool((is_next.numel() and is_next.all()) or ((other == inputs) | ignored).all())
 
 
 def predicting(model: nn.Module, predict: Predict | None) -> Predict:
