@@ -7,7 +7,7 @@ in nats per byte, on test text cut in two halves: points are chosen on one half 
 other, so that a method gains nothing by many tries. ../README.md shows how to run it.
 
 - `data`: text of three domains; `model`: the GPT; `methods`: optimizers, penalty, adapters
-- `grids`: the values of each method; `cache`: what runs share; `training`: one run; `runs`: all
+- `cache`: what runs share; `training`: one run; `runs`: the values of each method, and all runs
 - `records`: the table of results; `analysis`: frontiers and ratios; `tables`, `figures`: output
 - `checks`: methods and frontiers against their definitions; `command`: the command line
 """

@@ -13,9 +13,8 @@ from finetuning.cache import Cache
 from finetuning.checks import check
 from finetuning.data import DOMAINS
 from finetuning.figures import draw_frontiers, draw_sizes
-from finetuning.grids import GRIDS
 from finetuning.model import SIZES
-from finetuning.runs import run_all
+from finetuning.runs import GRIDS, run_all
 from finetuning.tables import print_recipe, print_summary, print_table
 
 __all__ = ["main"]

@@ -34,7 +34,7 @@ from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
 from syngap.protection.answers import Answers
 from syngap.protection.last_product import LastProduct
-from syngap.protection.refusals import check_arguments
+from syngap.protection.refusals import check_arguments, predicting
 from syngap.protection.teacher import byte_limit
 
 __all__ = ["MemoryPlan", "PlannedParameter", "plan_memory"]
@@ -212,7 +212,7 @@ def plan_memory(
     batches = known_inputs.batches_of(known, batch_size)
     is_cut = isinstance(known, (Tensor, Mapping))
     taught = known_inputs.cut([known] if is_cut else batches, anchors)
-    run = _Run(model, known_inputs.predicting(model, predict))
+    run = _Run(model, predicting(model, predict))
     rank = affordable_rank(trained, device) if rank is None else rank
     compact = are_on_gpu(trained, device)
     sides = run.moments(batches[0]) if gate else {}

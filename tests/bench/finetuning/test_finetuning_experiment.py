@@ -339,9 +339,27 @@ def test_the_table_has_ratios_as_trained_interpolated_and_at_equal_time() -> Non
 
 def test_the_headline_names_the_method_that_forgets_least() -> None:
     assert headline(compare_methods(list(hand_made()))) == (
-        "gate forgets least of english, 0.10 of what AdamW forgets, at 70 to 95 % of AdamW's best "
+        "gate forgets least, 0.10 of what AdamW forgets of english, at 70 to 95 % of AdamW's best "
         "gain on german (2 seeds)."
     )
+
+
+def test_of_several_kinds_the_one_that_is_forgotten_most_counts() -> None:
+    found = compare_methods(list(hand_made()))
+    adamw, gate = found.outcomes
+    more = {"english": [-0.1, -0.1], "python": [0.2, 0.4]}
+    both = replace(
+        found,
+        old=["english", "python"],
+        outcomes=[
+            replace(adamw, interpolated={kind: [1.0, 1.0] for kind in more}),
+            replace(gate, interpolated=more),
+        ],
+    )
+    assert headline(both).startswith("gate forgets least, 0.30 of what AdamW forgets of python,")
+    better = replace(gate, interpolated={kind: [-0.1, 0.0] for kind in more})
+    none = replace(both, outcomes=[better])
+    assert headline(none).startswith("gate forgets nothing at 70 to 95 %")
 
 
 def test_the_short_table_begins_with_what_was_before() -> None:

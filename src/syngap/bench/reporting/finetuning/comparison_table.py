@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 SHORT = (
-    "Means over seeds, as trained, where the new loss is lowest. Forgets: rise of old losses at "
-    "equal new loss, relative to AdamW, with interpolation."
+    "Means over seeds, as trained, where the new loss is lowest. Forgets: rise of the old loss "
+    "that it forgets most, at equal new loss, relative to AdamW, with interpolation."
 )
 _GIB = 2**30
 
@@ -92,7 +92,8 @@ def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
         trials = [found.tried[outcome.family][seed] for seed in outcome.seeds]
         ends = [losses_at_best(as_trained(tried.points)) for tried in trials]
         after = [_mean([end[name] for end in ends], 3) for name in names]
-        ratio = _mean([ratio for kind in found.old for ratio in outcome.interpolated[kind]])
+        most = _most_forgotten(outcome, found)
+        ratio = "–" if most is None else f"{most[0]:.2f}"
         lines.append([outcome.family, *after, ratio, f"{outcome.seconds:.1f}"])
     return heads, lines
 
@@ -195,25 +196,34 @@ def notes(found: Comparison) -> list[str]:
 
 
 def headline(found: Comparison) -> str:
-    """Return what the table says of the first kind of old data, in a sentence."""
-    kind = found.old[0]
+    """Return in a sentence which method forgets least of what it forgets most."""
     rivals = [outcome for outcome in found.outcomes if outcome.method != "replay"]
     known = {
-        outcome.family: fmean(numbers)
+        outcome.family: most
         for outcome in rivals
-        if (numbers := _whole(outcome.interpolated[kind]))
+        if (most := _most_forgotten(outcome, found)) is not None
     }
     if not known:
         return f"No method reached every level of AdamW's gain on {found.new}."
     least = min(known, key=lambda family: known[family])
+    amount, kind = known[least]
     count = next(len(outcome.seeds) for outcome in rivals if outcome.family == least)
     seeds = count_of(count, "seed")
-    amount = f"{known[least]:.2f} of what AdamW forgets"
-    forgets = f"nothing of {kind}" if known[least] <= 0 else f"least of {kind}, {amount},"
+    forgets = "nothing" if amount <= 0 else f"least, {amount:.2f} of what AdamW forgets of {kind},"
     few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
     notes = seeds if len(known) == len(rivals) else seeds + few
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
     return f"{least} forgets {forgets} at {levels} of AdamW's best gain on {found.new} ({notes})."
+
+
+def _most_forgotten(outcome: Outcome, found: Comparison) -> tuple[float, str] | None:
+    """Return the largest forgetting relative to AdamW over kinds of old data, and its kind."""
+    known = [
+        (fmean(numbers), kind)
+        for kind in found.old
+        if (numbers := _whole(outcome.interpolated[kind]))
+    ]
+    return max(known, default=None)
 
 
 def _whole(values: Sequence[float | None]) -> list[float]:
