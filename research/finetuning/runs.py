@@ -1,4 +1,4 @@
-"""The values that each method is run with, equally many for each. Runs are shared out among processes."""
+"""The values that each method is run with, and all runs, shared out among processes."""
 
 from __future__ import annotations
 
