@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -142,3 +143,17 @@ def test_what_texts_begin_with_may_be_chosen_beside_a_tokenizer(start: dict[str,
 def test_a_tokenizer_without_a_chat_template_changes_nothing() -> None:
     with pytest.raises(ValueError, match="names no token to begin with"):
         own_samples(letters(), 1, tokenizer=Chat(None, None, None))
+
+
+@pytest.mark.parametrize("prompts", ["text", ["text"], [[1, 2], [3]], [1, 2], [[0.5]], [[]]])
+def test_prompts_that_are_not_tokens_are_refused(prompts: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="prompts must be token numbers"):
+        own_samples(chain(), 1, length=4, prompts=prompts)
+
+
+def test_texts_longer_than_the_model_sees_are_refused() -> None:
+    model = chain()
+    model.config = SimpleNamespace(max_position_embeddings=4)  # type: ignore[assignment]
+    assert own_samples(model, 1, length=4, start=0, generator=torch.Generator()).shape == (1, 4)
+    with pytest.raises(ValueError, match="length is 5, and the model has 4 positions"):
+        own_samples(model, 1, length=5, start=0)

@@ -69,6 +69,8 @@ class Report:
             f"Protected by: {', '.join(self.parts) or 'nothing'}.",
             *self.advice,
         ]
+        if "teacher" in self.parts:
+            lines[0] += " The teacher trained on these inputs: others may have changed more."
         numbers: Counter[str] = Counter()
         tensors: Counter[str] = Counter()
         for one in self.coverage:

@@ -14,6 +14,11 @@ from syngap.optim.scores import sample_labels
 
 __all__ = ["own_samples"]
 
+_PROMPTS = (
+    "prompts must be token numbers of shape (N, T), all of one length, such as "
+    'tokenizer(["..."])["input_ids"]'
+)
+
 
 @torch.no_grad()
 def own_samples(
@@ -70,6 +75,9 @@ def own_samples(
     if prompts is None and start is None and getattr(tokenizer, "chat_template", None):
         prompts = [_users_turn(tokenizer)]
     first = _beginnings(model, prompts, start).to(device)
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(positions, int) and length > positions:
+        raise ValueError(f"length is {length}, and the model has {positions} positions")
     if first.shape[1] >= length:
         raise ValueError(
             f"prompts have {count_of(first.shape[1], 'token')}, and length is {length}"
@@ -105,12 +113,12 @@ def _users_turn(tokenizer: Any) -> list[int]:
 
 def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
     if prompts is not None:
-        found = torch.as_tensor(prompts)
+        try:
+            found = torch.as_tensor(prompts)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{_PROMPTS}: {error}") from error
         if found.dim() != 2 or found.is_floating_point() or not found.numel():
-            raise ValueError(
-                "prompts must be token numbers of shape (N, T), all of one length, got "
-                f"{found.dtype} {tuple(found.shape)}"
-            )
+            raise ValueError(f"{_PROMPTS}, got {found.dtype} {tuple(found.shape)}")
         return found.long()
     if start is None:
         start = getattr(getattr(model, "config", None), "bos_token_id", None)
