@@ -18,7 +18,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl
 
 import syngap
 from syngap.optim import knowledge
-from syngap.protection import answers
+from syngap.protection import Protection, answers
 from syngap.protection.answers import divergence, take_answers
 
 pytestmark = pytest.mark.xdist_group("oracle")  # whose gates are built once
@@ -345,22 +345,73 @@ def test_of_many_rows_every_second_batch_gives_directions(length: int, step: int
     ]
 
 
-@pytest.mark.parametrize(("enough", "taken"), [(40, 1), (20, 2), (13, 3), (4, 10)])
-def test_more_predictions_than_enough_are_left_out_evenly(
-    enough: int, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Knowledge is that of the batches that remain, and the teacher uses all."""
+def batches_of_kinds(count: int, size: int, length: int = 1) -> list[Tensor]:
+    """Two kinds in turn: what varies in one is zero in the other."""
     order = torch.Generator().manual_seed(0)
-    batches = list(torch.randn(40, 4, 5, generator=order, dtype=torch.float64))
-    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    expected = syngap.protect(model, batches[::taken], rank="full", anchors=4)
-    monkeypatch.setattr(knowledge, "_ENOUGH", enough * 4)
-    found = syngap.protect(model, batches, rank="full", anchors=4)
+    found = torch.randn(count, size, length, 6, generator=order, dtype=torch.float64)
+    found[::2, ..., :3], found[1::2, ..., 3:] = 0.0, 0.0
+    return list(found)
+
+
+def knowledge_of(model: nn.Module, batches: list[Tensor], **options: Any) -> Protection:
+    return syngap.protect(model, batches, rank="full", anchors=4, **options)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_of_many_predictions_some_batches_are_enough(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Knowledge is that of the batches that remain, one of each few, and the teacher uses all."""
+    model, batches = nn.Linear(6, 3).double(), batches_of_kinds(160, 8)
+    monkeypatch.setattr(knowledge, "_ENOUGH", 160 * 8 // step)
+    monkeypatch.setattr(knowledge, "_SAMPLES", 64)
+    spread, chosen = knowledge._spread, list[list[int]]()
+    monkeypatch.setattr(
+        knowledge, "_spread", lambda *args: chosen.append(spread(*args)) or chosen[-1]
+    )
+    progress: list[tuple[int, int | None]] = []
+    found = knowledge_of(model, batches, progress=lambda *done: progress.append(done))
+    (places,) = chosen
+    assert [place // step for place in places] == list(range(-(-len(batches) // step)))
+    assert progress[-1] == (320, 320)
+    expected = knowledge_of(model, [batches[place] for place in places])
     for param, one in found.known.items():
-        other = expected.known[param]
-        assert torch.equal(one.importance, other.importance)
-        assert one.rows == other.rows
-    assert len(found._teacher.batches) == len(batches)
+        assert torch.equal(one.importance, expected.known[param].importance)
+        assert one.rows == expected.known[param].rows
+    assert len(found._teacher.batches) == 2 * len(batches)
+
+
+@pytest.mark.parametrize("step", [2, 4, 8])
+def test_no_kind_of_input_is_left_out_because_of_its_place(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = nn.Linear(6, 3, bias=False).double(), batches_of_kinds(160, 8)
+    monkeypatch.setattr(knowledge, "_ENOUGH", 160 * 8 // step)
+    monkeypatch.setattr(knowledge, "_SAMPLES", 64)
+    known = knowledge_of(model, batches).known[model.weight]
+    assert known.basis is not None
+    directions, importance = known.basis.right, known.importance.sum(0)
+    assert directions is not None
+    by_input = directions.square() @ importance
+    assert by_input[:3].sum() > 0.2 * by_input.sum()
+    assert by_input[3:].sum() > 0.2 * by_input.sum()
+
+
+def test_few_inputs_or_rows_or_batches_of_several_sizes_are_all_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long, short = batches_of_kinds(16, 8, length=64), batches_of_kinds(160, 8)
+    wide = nn.Sequential(nn.Linear(6, 90), nn.Linear(90, 3)).double()
+    narrow = nn.Linear(6, 3).double()
+    monkeypatch.setattr(knowledge, "_ENOUGH", 64)
+    several = [torch.cat(short[:40]), *short[40:]]
+    spread, taken = knowledge._spread, list[list[int]]()
+    monkeypatch.setattr(
+        knowledge, "_spread", lambda *args: taken.append(spread(*args)) or taken[-1]
+    )
+    for model, batches in ((narrow, long), (wide, short), (narrow, several)):
+        knowledge_of(model, batches)
+        assert taken.pop() == list(range(len(batches)))
 
 
 def test_matrices_of_a_stack_get_directions_from_all_batches() -> None:

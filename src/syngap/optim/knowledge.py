@@ -3,7 +3,7 @@
 Two passes over the inputs, with labels drawn from the model. The first sums the second moments of
 what each weight is multiplied with and of the gradient of log p, whose eigenvectors are the basis
 (K-FAC). Of many inputs it takes every second batch. The second squares the gradient of each sample
-in that basis (EKFAC). Both leave batches out, evenly, where there are more than 65,536 predictions:
+in that basis (EKFAC). Of more than twice 65,536 predictions both take some, evenly spread:
 
     F = 1/N Σ_s (Lᵀ G_s R)²,   G_s = Σ_rows left ⊗ right
 """
@@ -31,7 +31,14 @@ from syngap.optim.scores import SCALE, Prediction, read_prediction
 from syngap.optim.sharded import reshard, whole_leaves
 from syngap.optim.squares import Gathering, Known, Scored, gradients
 from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
-from syngap.optim.tensors import accumulator, as_shard, is_sharded, kept_in, part_of
+from syngap.optim.tensors import (
+    accumulator,
+    as_shard,
+    is_sharded,
+    kept_in,
+    part_of,
+    tensors_of,
+)
 from syngap.optim.uses import Key, Recorder, Use
 
 __all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
@@ -39,6 +46,7 @@ __all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
 Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
 
 _ENOUGH = 1 << 16  # predictions, as of 256 texts of 256 tokens: more hardly change importance
+_SAMPLES = 256  # at least
 _AGREES = 0.05  # relative error, which half precision stays below
 
 
@@ -47,7 +55,7 @@ def take_knowledge(
     inputs: Iterable[Any],
     *,
     rank: Rank = "full",
-    find: Callable[..., dict[Tensor, Basis]] = find_bases,
+    find: Callable[..., dict[Tensor, Basis]] | None = None,
     dtype: torch.dtype | None = None,
     mask_of: Masks = lambda batch, prediction: None,
     predict: Predict | None = None,
@@ -61,7 +69,7 @@ def take_knowledge(
         inputs: batches; of many, some that are evenly spread are enough.
         rank: "full" takes all directions of both sides of a weight; a number, or a share of all,
             the most important ones of the inputs' side, and entries on the other.
-        find: takes moments, rank and dtype, and returns bases.
+        find: takes moments, rank and dtype, and returns bases; None is `find_bases`.
         dtype: of the bases; None is the weights' own, at least float32.
         mask_of: returns which predictions of a batch count, None for all.
         predict: computes logits or a distribution from a batch in place of `model(batch)`.
@@ -73,19 +81,19 @@ def take_knowledge(
     passes = _Passes(model, batches, params, mask_of, predict, generator, progress)
     sides: dict[Key, Moments] = {}
     covered: set[Tensor] | None = None
-    taken = range(len(batches))
+    taken = list(range(len(batches)))
     skipped: set[int] = set()
     # Forward passes of sharded weights wait for all processes, whose shapes may differ.
     may_skip = not any(is_sharded(param) for param in model.parameters())
     for scored in passes.run((place for place in range(len(batches)) if place not in skipped), 0):
-        is_first, count = covered is None, scored.count
+        is_first, count, samples = covered is None, scored.count, scored.batch
         if covered is None:
             covered = _explained(scored, params)
             passes.wanted = []
         add_moments(scored.factors(covered), sides)
         del scored
         if is_first and may_skip:
-            taken = taken[:: max(1, len(batches) * count // _ENOUGH)]
+            taken = _spread(batches, count, samples, sides)
             half = taken[::2] if half_is_enough(sides, len(taken)) else taken
             skipped.update(set(range(len(batches))) - set(half))
     assert covered is not None
@@ -95,7 +103,7 @@ def take_knowledge(
         if any(bool(use.squares(place) > 0) for use in side.uses for place in (0, 1))
     }
     require_finite(sides, model)
-    bases = find(sides, rank, dtype)
+    bases = (find or find_bases)(sides, rank, dtype)
     rows = {param: max(int(use.rows) for use in side.uses) for (param, _), side in sides.items()}
     sides.clear()  # moments are large
     gathering = Gathering(bases, set(rows), params)
@@ -104,6 +112,33 @@ def take_knowledge(
         gathering.add(scored)
         del scored
     return gathering.finish(rows)
+
+
+def _spread(
+    batches: list[Any], count: int, samples: int, sides: Mapping[Key, Moments]
+) -> list[int]:
+    """Return the batches that are enough: one at random of each few that follow one another.
+
+    It follows from shapes alone, so that all processes decide alike. Batches of several sizes, and
+    matrices of a stack, which may be used by few batches, get all.
+
+    Args:
+        batches: all.
+        count: predictions of the first one.
+        samples: how many it has.
+        sides: its moments.
+    """
+    total = len(batches)
+    sizes = {tensor.shape[:1] for batch in batches[:-1] for tensor in tensors_of(batch)}
+    step = min(total * count // _ENOUGH, total * samples // _SAMPLES) if len(sizes) == 1 else 1
+    while step > 1 and not half_is_enough(sides, 2 * (total // step)):
+        step -= 1
+    if step <= 1:
+        return list(range(total))
+    order = torch.Generator().manual_seed(0)
+    drawn = torch.randint(step, (-(-total // step),), generator=order).tolist()
+    places = [min(total - 1, step * block + place) for block, place in enumerate(drawn)]
+    return [0, *places[1:]]  # the first has been looked at
 
 
 def adopt_knowledge(param: Tensor, state: dict[str, Any], known: Known, compact: bool) -> None:
@@ -183,6 +218,8 @@ class _Passes:
                 recorder.uses.clear()
                 if self.progress is not None:
                     self.progress(done + taken[-1] + 1, 2 * len(self.batches))
+        if self.progress is not None and done and taken[-1] + 1 < len(self.batches):
+            self.progress(2 * len(self.batches), 2 * len(self.batches))
         reshard(self.model)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ __all__ = [
     "part_of",
     "redistribute_like",
     "sum_over_shards",
+    "tensors_of",
     "wide",
 ]
 
@@ -131,3 +132,12 @@ def sum_over_shards(sums: list[Tensor], params: Sequence[Tensor]) -> list[Tensor
         for index, value in zip(indices, stacked.unbind(), strict=True):
             sums[index] = value
     return sums
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, in their order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, tuple, list)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_of(value)

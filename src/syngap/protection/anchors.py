@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from syngap.optim.tensors import gathered, local
+from syngap.optim.tensors import gathered, local, tensors_of
 
 __all__ = [
     "batches_of",
@@ -94,15 +94,6 @@ def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(_each(value, change) for value in batch)
     return batch
-
-
-def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, in their order."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, tuple, list)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors_of(value)
 
 
 def mask_of(batch: Any, prediction: Any) -> Tensor | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.func import functional_call
 
+from syngap.messages import count_of
 from syngap.optim.basis import Basis
 from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.moments import (
@@ -34,7 +35,7 @@ from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
 from syngap.protection.answers import Answers
 from syngap.protection.last_product import LastProduct
-from syngap.protection.refusals import check_arguments, predicting
+from syngap.protection.refusals import check_arguments, check_known, predicting
 from syngap.protection.teacher import byte_limit
 
 __all__ = ["MemoryPlan", "PlannedParameter", "plan_memory"]
@@ -147,7 +148,7 @@ class MemoryPlan:
     def __str__(self) -> str:
         """Return the plan as a table."""
         count = max(1, self.numel)
-        among = "" if self.processes == 1 else f", over {self.processes} processes"
+        among = "" if self.processes == 1 else f", over {count_of(self.processes, 'process')}"
         lines = [
             f"{count:,} parameters, rank {self.rank}, on {self.device}{among}",
             f"{'':28}      GB   bytes a parameter",
@@ -209,6 +210,8 @@ def plan_memory(
     if device is None:
         device = next(iter(params.values())).device.type
         device = "cuda" if device == "meta" else device
+    device = torch.device(device).type
+    check_known(known)
     batches = known_inputs.batches_of(known, batch_size)
     is_cut = isinstance(known, (Tensor, Mapping))
     taught = known_inputs.cut([known] if is_cut else batches, anchors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -119,12 +120,13 @@ def check_known(known: Any) -> None:
         raise ValueError("known must have a batch dimension, got a tensor of one number")
     if not isinstance(known, (tuple, list)) or not all(isinstance(each, Tensor) for each in known):
         return
+    are_tokens = all(not part.is_floating_point() and part.dim() > 1 for part in known)
     if are_inputs_and_labels(known) and (
-        isinstance(known, tuple) or known[0].shape != known[1].shape
+        isinstance(known, tuple) or (known[0].shape != known[1].shape and not are_tokens)
     ):
         raise TypeError(
             f"pass known[0]: known is a {type(known).__name__} of inputs and what looks like their "
-            "labels, which are not needed"
+            "labels, which are not needed. If both are arguments of the model, pass [known]"
         )
     if isinstance(known, tuple):
         raise TypeError(
@@ -143,7 +145,7 @@ def check_labels(model: nn.Module, batch: Any) -> None:
             f"{type(model).__name__} takes: labels are not needed, so pass "
             f"{inputs_alone(len(batch), 'known')}"
         )
-    if are_inputs_and_labels(batch):
+    if _takes(model, batch[:1]) and are_inputs_and_labels(batch):
         Notices().warn(
             "labels",
             "the second part of a batch of known looks like labels, and the model gets it as its "
@@ -207,7 +209,7 @@ def predicting(model: nn.Module, predict: Predict | None) -> Predict:
                 raise
             hint = next(_hints(model, batch, str(error)), "")
             raise type(error)(f"known inputs: {error}{hint and f'. {hint}'}") from error
-        if isinstance(found, Tensor) and found.dim() < 2 and _has_no_batch(batch):
+        if isinstance(found, Tensor) and found.dim() < 2 and _has_no_batch(batch):  # one sample
             raise ValueError(f"known inputs: the prediction has shape {tuple(found.shape)}. {_ONE}")
         return found
 
@@ -241,7 +243,8 @@ def _hints(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
         is_real = tensor.is_floating_point()
         if is_real and "Long, Int" in message:
             yield f"Tokens are whole numbers, and known has {tensor.dtype}: convert it by .long()"
-        if own and tensor.dtype not in own and (is_real or "type" in message):
+        differs = "dtype|scalar type|Input type" if is_real else "same dtype|Input type"
+        if own and tensor.dtype not in own and re.search(differs, message):
             yield f"Known has {tensor.dtype}, and the model {own[0]}: convert it by .to({own[0]})"
     if _has_no_batch(batch):
         yield _ONE
@@ -252,7 +255,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _has_no_batch(batch: Any) -> bool:
-    return {tensor.dim() for tensor in tensors_of(batch)} in ({1}, {0, 1})
+    return isinstance(batch, Tensor) and batch.dim() < 2
 
 
 def _leaves(batch: Any) -> Iterator[Any]:

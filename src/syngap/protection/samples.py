@@ -97,17 +97,23 @@ def own_samples(
 
 
 def _users_turn(tokenizer: Any) -> list[int]:
-    """Return the tokens that begin a user's turn: what a chat has between an answer and a user."""
+    """Return the tokens that begin a user's turn: what both turns of a user have before them."""
     said = ("syngap-0", "syngap-1", "syngap-2")
     roles = ("user", "assistant", "user")
     messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
     chat: str = tokenizer.apply_chat_template(messages, tokenize=False)
-    opening = chat.split(said[1])[1].split(said[2])[0].lstrip()
-    opening = opening.removeprefix(tokenizer.eos_token or "").lstrip()
-    first = tokenizer.bos_token or ""
-    if chat.startswith(first) and not opening.startswith(first):
-        opening = first + opening
-    tokens: list[int] = tokenizer(opening, add_special_tokens=False)["input_ids"]
+    one, other = (
+        tokenizer(chat.split(said[place])[0], add_special_tokens=False)["input_ids"]
+        for place in (0, 2)
+    )
+    tokens: list[int] = []
+    while one[: -len(tokens) or None] and one[-len(tokens) - 1 :] == other[-len(tokens) - 1 :]:
+        tokens = one[-len(tokens) - 1 :]
+    ends, first = tokenizer.eos_token_id, tokenizer.bos_token_id
+    while tokens and (tokens[0] == ends or not tokenizer.decode(tokens[:1]).strip()):
+        del tokens[0]
+    if first is not None and one[:1] == [first] != tokens[:1]:
+        tokens.insert(0, first)
     return tokens
 
 

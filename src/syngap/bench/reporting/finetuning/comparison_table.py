@@ -209,7 +209,10 @@ def headline(found: Comparison) -> str:
     amount, kind = known[least]
     count = next(len(outcome.seeds) for outcome in rivals if outcome.family == least)
     seeds = count_of(count, "seed")
-    forgets = "nothing" if amount <= 0 else f"least, {amount:.2f} of what AdamW forgets of {kind},"
+    compared = next(_ratios(outcome, found) for outcome in rivals if outcome.family == least)
+    kinds = "" if len(compared) == len(found.old) else f" of {' and '.join(compared)}"
+    forgets = f"least, {amount:.2f} of what AdamW forgets of {kind},"
+    forgets = f"nothing{kinds}" if amount <= 0 else forgets
     few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
     notes = seeds if len(known) == len(rivals) else seeds + few
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
@@ -218,12 +221,13 @@ def headline(found: Comparison) -> str:
 
 def _most_forgotten(outcome: Outcome, found: Comparison) -> tuple[float, str] | None:
     """Return the largest forgetting relative to AdamW over kinds of old data, and its kind."""
-    known = [
-        (fmean(numbers), kind)
-        for kind in found.old
-        if (numbers := _whole(outcome.interpolated[kind]))
-    ]
-    return max(known, default=None)
+    return max(((ratio, kind) for kind, ratio in _ratios(outcome, found).items()), default=None)
+
+
+def _ratios(outcome: Outcome, found: Comparison) -> dict[str, float]:
+    """Return forgetting by kind of old data, where every seed has a ratio to AdamW's."""
+    by_kind = {kind: _whole(outcome.interpolated[kind]) for kind in found.old}
+    return {kind: fmean(numbers) for kind, numbers in by_kind.items() if numbers}
 
 
 def _whole(values: Sequence[float | None]) -> list[float]:
