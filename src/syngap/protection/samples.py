@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from syngap.messages import count_of
+from syngap.messages import count_of
 from syngap.optim.consolidation import Progress, as_it_was
 from syngap.optim.scores import sample_labels
 
@@ -77,7 +78,7 @@ def own_samples(
     first = _beginnings(model, prompts, start).to(device)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and length > positions:
-        raise ValueError(f"length is {length}, and the model has {positions} positions")
+        raise ValueError(f"length is {length}, and the model has {count_of(positions, 'position')}")
     if first.shape[1] >= length:
         raise ValueError(
             f"prompts have {count_of(first.shape[1], 'token')}, and length is {length}"
