@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from syngap.messages import count_of
-from syngap.messages import count_of
 from syngap.optim.consolidation import Progress, as_it_was
 from syngap.optim.scores import sample_labels
 
