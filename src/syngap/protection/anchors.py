@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from syngap.optim.consolidation import Predict
 from syngap.optim.tensors import gathered, local, tensors_of
 
 __all__ = [
+    "Pass",
     "batches_of",
     "copied",
     "cut",
@@ -22,6 +24,18 @@ __all__ = [
     "part_of",
     "tensors_of",
 ]
+
+
+class Pass(nn.Module):
+    """A model behind `predict`, so that `functional_call` exchanges its parameters."""
+
+    def __init__(self, model: nn.Module, predict: Predict) -> None:
+        super().__init__()
+        self.model, self._predict = model, predict
+
+    def forward(self, batch: Any, use: Callable[[Any], None]) -> None:
+        """Let `use` have the prediction."""
+        use(self._predict(batch))
 
 
 def batches_of(known: Any, size: int) -> list[Any]:

@@ -103,7 +103,7 @@ class CapturedPass:
         recompute: bool = True,
     ) -> None:
         self._model, self._answer, self.params = model, answer, params
-        self._module, self._recompute = _Pass(model, predict), recompute
+        self._module, self._recompute = anchors.Pass(model, predict), recompute
         self._memory, self._versions = _memory_of(model), _versions_of(model)
         self._holder: weakref.ref[Any] | None = None
         self._is_taken = False
@@ -247,17 +247,6 @@ class CapturedPass:
         for each in (*static, *anchors.tensors_of(self._batch)):
             each.record_stream(stream)
         return graph.replay
-
-
-class _Pass(nn.Module):
-    """A model behind `predict`, so that `functional_call` exchanges its parameters."""
-
-    def __init__(self, model: nn.Module, predict: Predict) -> None:
-        super().__init__()
-        self.model, self._predict = model, predict
-
-    def forward(self, batch: Any, use: Callable[[Any], None]) -> None:
-        use(self._predict(batch))
 
 
 class _Replayed(torch.autograd.Function):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -339,7 +339,9 @@ class _Run:
             with self.mode, in_eval_mode(self.model), torch.enable_grad():
                 batch = known_inputs.moved(batch, self.device)
                 with watch:
-                    functional_call(_Pass(self.model, self.predict), fakes, (batch, found.append))
+                    functional_call(
+                        known_inputs.Pass(self.model, self.predict), fakes, (batch, found.append)
+                    )
                 (prediction,) = found
                 if not isinstance(prediction, (Tensor, Distribution)):
                     raise TypeError(
@@ -357,17 +359,6 @@ class _Run:
             ) from None
         finally:
             Distribution.set_default_validate_args(validates)
-
-
-class _Pass(nn.Module):
-    """A model behind `predict`, so that `functional_call` exchanges its parameters."""
-
-    def __init__(self, model: nn.Module, predict: Predict) -> None:
-        super().__init__()
-        self.model, self._predict = model, predict
-
-    def forward(self, batch: Any, use: Callable[[Any], None]) -> None:
-        use(self._predict(batch))
 
 
 def _tensors_of(prediction: Any) -> Iterator[Tensor]:
