@@ -9,7 +9,14 @@ case $(basename "$packed") in
   *[!A-Za-z0-9._-]*) echo "within.sh: $packed: use letters, digits, '.', '_' and '-', so that any machine takes it" >&2; exit 2 ;;
 esac
 mkdir -p "$runs" "$(dirname "$packed")"
-pack() { tar -C "$runs" -czf "$packed.partial" --exclude='*.safetensors' --exclude='*.partial' . && mv "$packed.partial" "$packed"; }
+case $(realpath "$(dirname "$packed")")/ in
+  "$(realpath "$runs")"/*) echo "within.sh: $packed is in $runs, which is packed into it: choose another folder" >&2; exit 2 ;;
+esac
+# tar ends with 1 where a file grew while it was read: runs go on meanwhile.
+pack() {
+  tar -C "$runs" -czf "$packed.partial" --exclude='*.safetensors' --exclude='*.partial' .
+  [ $? -le 1 ] && mv "$packed.partial" "$packed"
+}
 ( while sleep 30; do pack; done ) >/dev/null 2>&1 &
 packing=$!
 timeout --signal=INT --kill-after=10 "$seconds" "${PYTHON:-python3}" -m syngap run "$@" --out "$runs" --resume

@@ -381,7 +381,7 @@ WITHIN = ROOT / "research" / "protection" / "within.sh"
 
 
 def within(
-    seconds: int, packed: Path, runs: Path, command: str
+    seconds: int, packed: Path, runs: Path, command: str, changes: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with a command in place of Python."""
     python = runs.parent / "python"
@@ -389,7 +389,7 @@ def within(
     python.chmod(0o755)
     return subprocess.run(
         ["bash", WITHIN, str(seconds), packed, runs, "name"],
-        env={**os.environ, "PYTHON": str(python)},
+        env={**os.environ, **(changes or {}), "PYTHON": str(python)},
         capture_output=True,
         text=True,
         check=False,
@@ -410,3 +410,21 @@ def test_a_name_that_a_machine_may_refuse_is_refused_before_runs(tmp_path: Path,
     done = within(1, tmp_path / name, tmp_path / "runs", "true")
     assert done.returncode == 2
     assert "letters, digits" in done.stderr
+
+
+def test_runs_are_not_packed_into_their_own_folder(tmp_path: Path) -> None:
+    done = within(1, tmp_path / "runs" / "new" / "a.tgz", tmp_path / "runs", "true")
+    assert done.returncode == 2
+    assert "choose another folder" in done.stderr
+
+
+def test_a_file_that_grows_while_it_is_packed_does_not_stop_packing(tmp_path: Path) -> None:
+    packed, runs = tmp_path / "a.tgz", tmp_path / "runs"
+    # tar says so by an exit code of 1, here of a tar that always does.
+    tar = tmp_path / "tar"
+    tar.write_text('#!/bin/bash\n/bin/tar "$@"; exit 1\n')
+    tar.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    within(1, packed, runs, f"echo 1 > {runs}/metrics.jsonl", path)
+    with tarfile.open(packed) as file:
+        assert "./metrics.jsonl" in file.getnames()

@@ -38,6 +38,7 @@ from syngap.bench.reporting.finetuning.comparison_table import (
     forgetting_of,
     headline,
     markdown,
+    relative_to_adamw,
 )
 from syngap.bench.reporting.finetuning.repeated import repeated
 from syngap.bench.reporting.results import Results
@@ -347,7 +348,7 @@ def test_the_headline_names_the_method_that_forgets_least() -> None:
 def test_of_several_kinds_the_one_that_is_forgotten_most_counts() -> None:
     found = compare_methods(list(hand_made()))
     adamw, gate = found.outcomes
-    more = {"english": [-0.1, -0.1], "python": [0.2, 0.4]}
+    more = {"english": [0.0, 0.0], "python": [0.2, 0.4]}
     both = replace(
         found,
         old=["english", "python"],
@@ -357,9 +358,33 @@ def test_of_several_kinds_the_one_that_is_forgotten_most_counts() -> None:
         ],
     )
     assert headline(both).startswith("gate forgets least, 0.30 of what AdamW forgets of python,")
-    better = replace(gate, interpolated={kind: [-0.1, 0.0] for kind in more})
-    none = replace(both, outcomes=[better])
-    assert headline(none).startswith("gate forgets nothing at 70 to 95 %")
+
+
+def test_of_several_methods_that_forget_nothing_the_headline_names_each() -> None:
+    found = compare_methods(list(hand_made()))
+    adamw, gate = found.outcomes
+    gate = replace(gate, interpolated={"english": [0.004, 0.0]})
+    alone = replace(found, outcomes=[adamw, gate])
+    assert headline(alone).startswith("gate forgets nothing at 70 to 95 %")
+    more = replace(gate, family="more", gains=[1.2, 1.1])
+    both = replace(found, outcomes=[adamw, gate, more])
+    assert headline(both) == (
+        "gate and more forget nothing at 70 to 95 % of AdamW's best gain on german; of these more "
+        "learns most (2 seeds)."
+    )
+
+
+def test_gain_time_and_memory_are_multiples_of_adamws() -> None:
+    found = compare_methods(list(hand_made()))
+    adamw, gate = found.outcomes
+    outcomes = [replace(adamw, memory=2**30), replace(gate, memory=3 * 2**29, gains=[1.0, 1.5])]
+    found = replace(found, outcomes=outcomes)
+    said = [relative_to_adamw(found, "gate", what) for what in ("gain", "time", "memory")]
+    assert said == ["1.25 (1.00 to 1.50)", "1.1", "1.5"]
+    with pytest.raises(UserError, match="there are gain, time, memory"):
+        relative_to_adamw(found, "gate", "speed")
+    on_cpu = compare_methods(list(hand_made()))
+    assert relative_to_adamw(on_cpu, "gate", "memory") == "–"
 
 
 def test_the_short_table_begins_with_what_was_before() -> None:

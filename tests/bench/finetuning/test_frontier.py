@@ -41,6 +41,11 @@ def test_the_lowest_old_loss_among_points_that_reach_the_level_counts() -> None:
     assert relative([point(2.25, 1.0), point(2.0, 1.2)]) == pytest.approx((0.0 + 3 * 0.5) / 4)
 
 
+def test_a_fall_of_the_old_loss_makes_up_for_no_rise() -> None:
+    # The old loss falls by as much as AdamW's rises at the first level, and rises at the others.
+    assert relative([point(2.25, 0.8), point(2.0, 1.2)]) == pytest.approx((0.0 + 3 * 0.5) / 4)
+
+
 def test_a_level_that_is_not_reached_gives_no_ratio() -> None:
     assert relative([point(2.25, 1.0)]) is None
 

@@ -109,7 +109,7 @@ class ClassifierSetting(Setting):
         """Return logits of the classes that the model knew."""
         with self.autocast():
             logits: Tensor = model(inputs)
-        return logits.float()
+        return logits
 
     def logits(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return logits of all classes, minus infinity for those of the head of other images."""

@@ -111,6 +111,7 @@ def relative_forgetting(
 ) -> float | None:
     """Return forgetting relative to AdamW as trained, mean over the levels.
 
+    A level at which the old loss falls counts as 0: it makes up for no rise at another.
     None: the points do not reach each level, or AdamW forgets nothing there.
     """
     ratios = []
@@ -119,7 +120,7 @@ def relative_forgetting(
         theirs = forgetting(adamw, adamw, start, kind, level)
         if ours is None or theirs is None or theirs <= 0:
             return None
-        ratios.append(ours / theirs)
+        ratios.append(max(0.0, ours / theirs))
     return fmean(ratios)
 
 

@@ -170,12 +170,12 @@ class LanguageSetting(Setting):
     def predict(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Return logits of what comes after each token."""
         with self.autocast():
-            return self._language.logits(model, inputs).float()
+            return self._language.logits(model, inputs)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss in nats a token."""
         (windows,) = batch
-        logits = self.predict(model, windows[:, :-1])
+        logits = self.predict(model, windows[:, :-1]).float()
         return cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
     @torch.no_grad()

@@ -101,7 +101,7 @@ class Setting(ABC):
 
     @abstractmethod
     def predict(self, model: nn.Module, inputs: Tensor) -> Tensor | Distribution:
-        """Return what a model predicts for anchors: logits, or a distribution."""
+        """Return what a model predicts for anchors: logits as it gives them, or a distribution."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Measured:

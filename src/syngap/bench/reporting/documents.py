@@ -201,6 +201,10 @@ def _forgetting(
     return comparison_table.forgetting_of(found, ROW, KIND, at, share)
 
 
+def _relative(results: Results, NAME: str, ROW: str, MEASURE: str) -> str:
+    return comparison_table.relative_to_adamw(compare_methods(results.runs(NAME)), ROW, MEASURE)
+
+
 def _curve(
     results: Results,
     NAME: str,
@@ -323,6 +327,7 @@ QUERIES: dict[str, Callable[..., str]] = {
     "gain": _gain,  # the mean over all values of an option less another method's
     "comparison": _comparison,  # of fine-tuning methods, or some of its rows
     "forgetting": _forgetting,  # of a fine-tuning method on one kind of old text
+    "relative": _relative,  # its gain, time or memory as a multiple of AdamW's
 }
 
 

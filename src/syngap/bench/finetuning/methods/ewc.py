@@ -65,6 +65,6 @@ def _drawn(prediction: Tensor | Distribution, generator: torch.Generator) -> Ten
     if isinstance(prediction, Distribution):
         found: Tensor = prediction.log_prob(prediction.sample())
         return found
-    logs = prediction.log_softmax(-1)
+    logs = prediction.float().log_softmax(-1)
     labels = sample_labels(logs.detach(), generator)
     return logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)

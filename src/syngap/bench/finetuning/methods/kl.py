@@ -56,6 +56,6 @@ class KL(Method):
 def mean_divergence(before: Tensor | Distribution, now: Tensor | Distribution) -> Tensor:
     """Return the mean KL(before ‖ now) of a prediction, from logits or distributions."""
     if isinstance(before, Tensor) and isinstance(now, Tensor):
-        logs = (now.log_softmax(-1).flatten(0, -2), before.log_softmax(-1).flatten(0, -2))
-        return kl_div(*logs, reduction="batchmean", log_target=True)
+        ours, theirs = (p.float().log_softmax(-1).flatten(0, -2) for p in (now, before))
+        return kl_div(ours, theirs, reduction="batchmean", log_target=True)
     return kl_divergence(before, now).mean()  # type: ignore[arg-type]

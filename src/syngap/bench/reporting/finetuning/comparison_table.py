@@ -33,6 +33,7 @@ __all__ = [
     "headline",
     "markdown",
     "notes",
+    "relative_to_adamw",
     "table",
 ]
 
@@ -170,6 +171,19 @@ def forgetting_of(
     return _summary(ratios)
 
 
+def relative_to_adamw(found: Comparison, row: str, measure: str) -> str:
+    """Return a method's best gain, or its time or memory, relative to AdamW's."""
+    by_row = {outcome.family: outcome for outcome in found.outcomes}
+    _check_known(row, by_row)
+    _check_known(measure, ("gain", "time", "memory"))
+    one, adamw = by_row[row], by_row[found.baseline]
+    if measure == "gain":
+        return _summary(one.gains)
+    if measure == "time":
+        return f"{one.seconds / adamw.seconds:.1f}"
+    return f"{one.memory / adamw.memory:.1f}" if adamw.memory else "–"
+
+
 def _check_known(name: str, known: Collection[str]) -> None:
     if name not in known:
         raise UserError(f"unknown {shown(name)}; there are {', '.join(known)}")
@@ -179,8 +193,9 @@ def notes(found: Comparison) -> list[str]:
     """Return what a reader of the table has to know, a sentence or two each."""
     said = [
         f"Forgetting is the rise of {found.task.rise}, relative to AdamW as trained, at equal "
-        "new loss: mean over 70, 80, 90 and 95 % of AdamW's best gain, then over seeds (range). A "
-        "dash: a level is not reached, or AdamW forgets nothing there.",
+        "new loss: mean over 70, 80, 90 and 95 % of AdamW's best gain, then over seeds (range). "
+        "Where the old loss falls it is 0. A dash: a level is not reached, or AdamW forgets "
+        "nothing there.",
         "Points are chosen on one half of the test data and evaluated on the other, both ways. "
         "Interpolated: each evaluation with every share of the way from the start. Equal time: "
         "points within AdamW's seconds, set-up counted.",
@@ -196,27 +211,31 @@ def notes(found: Comparison) -> list[str]:
 
 
 def headline(found: Comparison) -> str:
-    """Return in a sentence which method forgets least of what it forgets most."""
+    """Return in a sentence which methods forget least of what they forget most."""
     rivals = [outcome for outcome in found.outcomes if outcome.method != "replay"]
-    known = {
-        outcome.family: most
-        for outcome in rivals
-        if (most := _most_forgotten(outcome, found)) is not None
-    }
+    known = [(most, one) for one in rivals if (most := _most_forgotten(one, found)) is not None]
     if not known:
         return f"No method reached every level of AdamW's gain on {found.new}."
-    least = min(known, key=lambda family: known[family])
-    amount, kind = known[least]
-    count = next(len(outcome.seeds) for outcome in rivals if outcome.family == least)
-    seeds = count_of(count, "seed")
-    compared = next(_ratios(outcome, found) for outcome in rivals if outcome.family == least)
-    kinds = "" if len(compared) == len(found.old) else f" of {' and '.join(compared)}"
-    forgets = f"least, {amount:.2f} of what AdamW forgets of {kind},"
-    forgets = f"nothing{kinds}" if amount <= 0 else forgets
-    few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
-    notes = seeds if len(known) == len(rivals) else seeds + few
+    (amount, kind), best = min(known, key=lambda each: each[0])
+    none = [one for (most, _), one in known if f"{most:.2f}" == "0.00"]
+    if none:
+        kinds = list(_ratios(none[0], found))
+        whose = "" if len(kinds) == len(found.old) else f" of {' and '.join(kinds)}"
+        said = f"{_listed(none)} {'forget' if len(none) > 1 else 'forgets'} nothing{whose}"
+        best = max(none, key=lambda one: fmean(one.gains))
+    else:
+        said = f"{best.family} forgets least, {amount:.2f} of what AdamW forgets of {kind},"
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
-    return f"{least} forgets {forgets} at {levels} of AdamW's best gain on {found.new} ({notes})."
+    said += f" at {levels} of AdamW's best gain on {found.new}"
+    said += f"; of these {best.family} learns most" if len(none) > 1 else ""
+    few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
+    seeds = count_of(len(best.seeds), "seed")
+    return f"{said} ({seeds}{few if len(known) < len(rivals) else ''})."
+
+
+def _listed(outcomes: Sequence[Outcome]) -> str:
+    *names, last = (outcome.family for outcome in outcomes)
+    return f"{', '.join(names)} and {last}" if names else last
 
 
 def _most_forgotten(outcome: Outcome, found: Comparison) -> tuple[float, str] | None:
