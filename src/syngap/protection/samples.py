@@ -159,8 +159,8 @@ def _generated(model: nn.Module, tokens: Tensor, length: int, temperature: float
 def _plain_generation(model: nn.Module) -> Iterator[None]:
     """Let `generate` sample what the model believes, without penalties and forbidden words.
 
-    A model's own settings count wherever `generate` is told nothing else. A wrapper, as of peft,
-    gives its own to the model inside.
+    A model's own settings count for every argument that is left out. A wrapper, as of peft, gives
+    its own to the model inside.
     """
     settings = {
         module: module.__dict__["generation_config"]
