@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["frontier_figure", "frontier_figures"]
 
 _WIDTH = 3.4  # inches of a panel
+_LEAST = 4.4  # inches of a figure
+_LETTERS = 7.8  # of the title, an inch
 _ROOM = 1.25  # times what AdamW forgets where it learns most: the rest is left out
 _HEIGHT = 0.04  # of a name, as a share of a panel
 _POINTS = 240.0  # of a panel's height, about
@@ -41,7 +43,7 @@ class _End(NamedTuple):
     colour: str
 
 
-def frontier_figure(found: Comparison, path: Path) -> None:
+def frontier_figure(found: Comparison, path: Path, kind: str | None = None) -> None:
     """Draw the frontier of each method, a panel for each kind of old text, the lowest seed's.
 
     Of several rows of one method the first has a name, and the others are thin lines.
@@ -49,30 +51,38 @@ def frontier_figure(found: Comparison, path: Path) -> None:
     Args:
         found: the comparison.
         path: of the file, .svg or .pdf.
+        kind: draw this one alone, without the headline; None draws all.
     """
-    with figure_file(path, (_WIDTH * len(found.old), 4.2)) as figure:
-        panels = figure.subplots(1, len(found.old), squeeze=False)[0]
-        for axes, kind in zip(panels, found.old, strict=True):
-            ends: list[_End] = []
-            looks: dict[str, tuple[str, object]] = {}
-            for outcome in found.outcomes:
-                one = found.tried[outcome.family][outcome.seeds[0]]
-                line = frontier(one.points, one.start, kind)
-                gains, forgot = zip(*line, strict=True)
-                if outcome.method in looks:  # the same method with other options
-                    colour, dash = looks[outcome.method]
-                    axes.plot(gains, forgot, color=colour, linestyle=dash, linewidth=0.5, alpha=0.6)
-                    continue
-                colour, dash = looks[outcome.method] = _look(len(looks), outcome.method)
-                axes.plot(gains, forgot, color=colour, linestyle=dash, marker="o", markersize=3)
-                ends.append(_End(outcome.family, *line[-1], colour))
-            _label(axes, _leave_out_the_rest(axes, found, kind, ends))
-            axes.set_title(f"{found.task.old}: {kind}", fontsize=11)
-            axes.set_xlabel(f"gain on {found.new}, {found.task.gain_unit} →")
-            axes.margins(x=0.15)
-            remove_frame(axes)
+    kinds = found.old if kind is None else [kind]
+    width = max(_LEAST, _WIDTH * len(kinds))
+    with figure_file(path, (width, 4.2 if kind is None else 3.6)) as figure:
+        panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+        for axes, each in zip(panels, kinds, strict=True):
+            _panel(axes, found, each)
         panels[0].set_ylabel(f"forgetting, {found.task.forgetting_unit} (less is better)")
-        figure.suptitle(fill(headline(found), 80), fontsize=12)
+        if kind is None:
+            figure.suptitle(fill(headline(found), int(_LETTERS * width)), fontsize=12)
+
+
+def _panel(axes: Axes, found: Comparison, kind: str) -> None:
+    ends: list[_End] = []
+    looks: dict[str, tuple[str, object]] = {}
+    for outcome in found.outcomes:
+        one = found.tried[outcome.family][outcome.seeds[0]]
+        line = frontier(one.points, one.start, kind)
+        gains, forgot = zip(*line, strict=True)
+        if outcome.method in looks:  # the same method with other options
+            colour, dash = looks[outcome.method]
+            axes.plot(gains, forgot, color=colour, linestyle=dash, linewidth=0.5, alpha=0.6)
+            continue
+        colour, dash = looks[outcome.method] = _look(len(looks), outcome.method)
+        axes.plot(gains, forgot, color=colour, linestyle=dash, marker="o", markersize=3)
+        ends.append(_End(outcome.family, *line[-1], colour))
+    _label(axes, _leave_out_the_rest(axes, found, kind, ends))
+    axes.set_title(f"{found.task.old}: {kind}", fontsize=11)
+    axes.set_xlabel(f"gain on {found.new}, {found.task.gain_unit} →")
+    axes.margins(x=0.15)
+    remove_frame(axes)
 
 
 def frontier_figures(
