@@ -456,10 +456,7 @@ torch.save(one.model.state_dict(), folder / "end.pt")
 
 @pytest.mark.slow
 def test_a_killed_trainer_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    source = str(Path(syngap.__file__).parents[1])
-    here = Path(__file__).parent
-    paths = [source, str(here), str(here.parent / "support"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
     def run(folder: str, how: str) -> int:
         done = subprocess.run(

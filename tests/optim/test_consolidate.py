@@ -297,8 +297,14 @@ def test_outputs_with_logits_inside_are_understood_and_others_refused() -> None:
     assert_identical(consolidated(lambda x: x, Dictionary, batch_size=4), expected)
     model = network()
     optimizer = SynGAP(model.parameters(), lr=0.1, **GATE)
-    for outcome in ({"scores": 1}, (1, 2)):
-        with pytest.raises(TypeError, match="predict= makes one of them"):
+    loss, logits = torch.ones(()), torch.ones(4, 3)
+    for outcome, hint in (
+        ({"scores": 1}, "pass predict=, a function"),
+        ((1, 2), r"model\(batch\)\[0\]"),
+        ((logits, loss), r"model\(batch\)\[0\]"),
+        ((loss, logits), r"model\(batch\)\[1\], and inputs without labels"),
+    ):
+        with pytest.raises(TypeError, match=hint):
             optimizer.consolidate(model, torch.ones(4, 4), predict=lambda x, o=outcome: o)
 
 

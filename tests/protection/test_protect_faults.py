@@ -514,6 +514,23 @@ def test_a_step_of_float16_weights_that_overflows_says_how_to_train() -> None:
             optimizer.step()
 
 
+@pytest.mark.parametrize("options", [{"rank": "full"}, {"rank": 2}, {"rotate": False}])
+@pytest.mark.parametrize("base", [AdamW, torch.optim.Adam, torch.optim.RMSprop])
+def test_a_step_that_spoils_float16_weights_leaves_them_as_they_were(
+    base: Any, options: dict[str, Any]
+) -> None:
+    """The second moment of a small gradient is 0 in float16, and so is an eps of 1e-8."""
+    model = nn.Linear(4, 3).half()
+    protection = syngap.protect(model, inputs().half(), **options)
+    optimizer = protection.optimizer(base(model.parameters(), lr=0.01))
+    before = copy.deepcopy(values_of(model))
+    for param in model.parameters():
+        param.grad = torch.full_like(param, 1e-5)
+    with pytest.raises(NotFiniteError, match=r"they are again what they were.*float32.*autocast"):
+        optimizer.step()
+    assert_identical(values_of(model), before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rank", ["full", 2])
 def test_weights_in_half_precision_are_protected_saved_and_loaded(
@@ -526,7 +543,8 @@ def test_weights_in_half_precision_are_protected_saved_and_loaded(
                 generator = torch.Generator().manual_seed(number)
                 param.copy_(torch.randn(param.shape, generator=generator))
         protection = syngap.protect(model, inputs().to(dtype), rank=rank)
-        return model, protection.optimizer(AdamW(model.parameters(), lr=0.01))
+        # An eps of 1e-8 is 0 in float16.
+        return model, protection.optimizer(AdamW(model.parameters(), lr=0.01, eps=1e-4))
 
     model, optimizer = make()
     for param in model.parameters():
@@ -827,3 +845,50 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
             optimizer.step()
         assert_identical(values_of(model), before)
         assert_identical(optimizer.state_dict(), state)
+
+
+# Classes that are not in the last dimension -------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [{}, {"gate": False}, {"teacher": False}], ids=str)
+@pytest.mark.parametrize("shape", [(6, 6), (6, 5)])
+def test_classes_in_dimension_1_are_refused_with_what_to_pass(
+    parts: dict[str, bool], shape: tuple[int, int]
+) -> None:
+    """As a network that labels every pixel gives them."""
+    model, images = nn.Conv2d(3, 4, 1), torch.randn(32, 3, *shape)
+    with pytest.raises(ValueError, match=r"movedim\(1, -1\), to protect\(\) by predict="):
+        syngap.protect(model, images, **parts)
+    protection = syngap.protect(
+        model, images, predict=lambda x: model(x).movedim(1, -1).flatten(0, -2), **parts
+    )
+    assert protection.report().loss_before < 1.5  # of four classes, not of as many as columns
+
+
+class TwoOutputs(nn.Module):
+    """Returns its loss first where it gets labels, and its state last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> tuple[Tensor, ...]:
+        logits = self.layer(x)
+        return (logits.sum(), logits) if labels is not None else (logits, x)
+
+
+@pytest.mark.parametrize("parts", [{}, {"gate": False}], ids=str)
+def test_a_model_that_returns_several_things_is_refused_with_what_to_pass(
+    parts: dict[str, bool],
+) -> None:
+    for known, place in ((inputs(), 0), ({"x": inputs(), "labels": torch.zeros(len(inputs()))}, 1)):
+        hint = rf"model\(batch\)\[{place}\], and inputs without labels"
+        with pytest.raises(TypeError, match=hint):
+            syngap.protect(TwoOutputs(), known, **parts)
+
+
+def test_a_protection_names_its_parts() -> None:
+    model = nn.Linear(4, 3)
+    found = [repr(syngap.protect(model, inputs(), **parts)) for parts in ({}, {"gate": False})]
+    assert found[0] == "<Protection of Linear by gate and teacher; see report()>"
+    assert found[1] == "<Protection of Linear by teacher; see report()>"

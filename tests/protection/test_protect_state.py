@@ -734,3 +734,42 @@ def test_momentum_along_directions_stays_that_of_the_old_places(how: str) -> Non
     assert float(moving.abs().max()) > 1e-3
     learn(run, range(2, 4))
     assert new.isfinite().all()
+
+
+def _swap(known: Tensor) -> Tensor:
+    changed = known.clone()
+    changed[[0, -1]] = changed[[-1, 0]]
+    return changed
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "negated": torch.neg,
+    "features in another order": lambda known: known.flip(1),
+    "rows in another order": lambda known: known.flip(0),
+    "two rows exchanged": _swap,
+    "one number changed": lambda known: known.index_fill(0, torch.tensor([7]), 0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("of", ["inputs", "weights"])
+def test_a_state_is_refused_with_any_other_known_inputs_or_start(
+    of: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    def make(of: str | None = None) -> WrappedSynGAP:
+        torch.manual_seed(0)
+        model, known = nn.Linear(6, 8), torch.randn(64, 6)
+        with torch.no_grad():
+            if of == "weights":
+                model.weight.copy_(change(model.weight))
+            known = change(known) if of == "inputs" else known
+        return syngap.protect(model, known).optimizer(AdamW(model.parameters()))
+
+    optimizer = make()
+    for param in optimizer.param_groups[0]["params"]:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    make().load_state_dict(state)
+    with pytest.raises(ValueError, match="other known inputs, another start"):
+        make(of).load_state_dict(state)

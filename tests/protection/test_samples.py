@@ -178,3 +178,13 @@ def test_texts_longer_than_the_model_sees_are_refused() -> None:
     assert own_samples(model, 1, length=4, start=0, generator=torch.Generator()).shape == (1, 4)
     with pytest.raises(ValueError, match="length is 5, and the model has 4 positions"):
         own_samples(model, 1, length=5, start=0)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(4, 3), nn.Sequential(nn.Embedding(5, 8), nn.Flatten(), nn.LazyLinear(3))]
+)
+def test_a_model_that_writes_no_texts_is_refused(model: nn.Module) -> None:
+    with pytest.raises(TypeError, match="only a language model has own samples"):
+        own_samples(model, 2, length=4, start=0)
+    with pytest.raises(ValueError, match="A model that writes no texts has no own samples"):
+        own_samples(model, 2, length=4)

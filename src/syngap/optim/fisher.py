@@ -26,7 +26,6 @@ from syngap.optim.scores import (
     read_prediction,
     require_classes_last,
     score_sums,
-    suspect_classes_first,
     suspect_probabilities,
 )
 from syngap.optim.tensors import is_sharded, sum_over_shards, wide
@@ -209,7 +208,7 @@ class Estimator:
         if not params:
             raise RuntimeError("every parameter of this optimizer is frozen: nothing to observe")
         if isinstance(prediction, Tensor):
-            self._look_for_classes(prediction, targets, mask)
+            require_classes_last(prediction, targets, mask, warn=self._notices.warn)
         if self.name != "empirical" or not labelled:
             targets = None
         elif targets is None:
@@ -260,20 +259,6 @@ class Estimator:
             "model's gradients overflow: lower the learning rate, or use bfloat16 for float16",
         )
         return None
-
-    def _look_for_classes(
-        self, logits: Tensor, targets: Tensor | None, mask: Tensor | None
-    ) -> None:
-        """Refuse logits whose classes are not in the last dimension; where it is likely, say so."""
-        require_classes_last(logits, targets, mask)
-        if targets is None and mask is None and suspect_classes_first(logits):
-            self._notices.warn(
-                "classes first",
-                f"logits of shape {tuple(logits.shape)} look like images, or a series, with the "
-                "classes in dimension 1, and observe takes them in the last one: pass "
-                "logits.movedim(1, -1); if the last one has the classes, pass "
-                "logits.flatten(0, -2)",
-            )
 
     def _suspect_probabilities(self, prediction: Tensor | Distribution) -> None:
         """Look once whether logits went through a softmax already."""

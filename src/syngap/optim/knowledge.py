@@ -27,7 +27,8 @@ from syngap.optim.moments import (
     half_is_enough,
     require_finite,
 )
-from syngap.optim.scores import SCALE, Prediction, read_prediction
+from syngap.optim.notices import Notices
+from syngap.optim.scores import SCALE, Prediction, read_prediction, require_classes_last
 from syngap.optim.sharded import reshard, whole_leaves
 from syngap.optim.squares import Gathering, Known, Scored, gradients
 from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
@@ -183,7 +184,7 @@ class _Passes:
     ) -> None:
         self.model, self.batches, self.params = model, batches, params
         self.mask_of, self.predict, self.generator = mask_of, predict, generator
-        self.progress = progress
+        self.progress, self._notices = progress, Notices()
         self.wanted = params  # whose gradients are taken as well
         self.leaves = whole_leaves(model, params)
 
@@ -209,6 +210,8 @@ class _Passes:
                 during=recorder,
             ):
                 mask = self.mask_of(self.batches[taken[-1]], prediction)
+                if isinstance(prediction, Tensor):
+                    require_classes_last(prediction, mask=mask, warn=self._notices.warn)
                 read = read_prediction(prediction, mask=mask, generator=self.generator)
                 del prediction  # here and below: none is in memory beside the next
                 self._name(recorder.uses, params)

@@ -11,6 +11,7 @@ samples. With true labels in place of drawn ones neither property holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +25,12 @@ from syngap.optim.tensors import wide
 __all__ = [
     "SCALE",
     "Prediction",
+    "how_to_predict",
     "read_prediction",
     "require_classes_last",
     "require_graph",
     "sample_labels",
     "score_sums",
-    "suspect_classes_first",
     "suspect_probabilities",
 ]
 
@@ -68,6 +69,12 @@ _ORDERED = (
     "UnsafeViewBackward0",
     "ViewBackward0",
     "ReshapeAliasBackward0",
+)
+
+
+_LAST = (
+    "and they have to be in the last one: pass logits.movedim(1, -1), to protect() by predict=. If "
+    "the last one has the classes, pass logits.flatten(0, -2)"
 )
 
 
@@ -128,7 +135,7 @@ def read_prediction(
     if not isinstance(prediction, Tensor):
         raise TypeError(
             "importance is taken from logits (a Tensor) or a torch.distributions.Distribution, "
-            f"got {type(prediction).__name__}; where inputs are given, predict= makes one of them"
+            f"got {type(prediction).__name__}; {how_to_predict(prediction)}"
         )
     return _read_logits(prediction, targets, mask, generator, check)
 
@@ -244,12 +251,17 @@ def _normalise(
 
 
 def require_classes_last(
-    logits: Tensor, targets: Tensor | None = None, mask: Tensor | None = None
+    logits: Tensor,
+    targets: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    warn: Callable[[str, str], None],
 ) -> None:
     """Refuse logits whose classes are certainly in dimension 1, as `cross_entropy` takes them.
 
     They are where targets or mask fit without dimension 1 alone, and where images come straight
-    from a convolution or lie in memory with dimension 1 innermost.
+    from a convolution or lie in memory with dimension 1 innermost. Where they are likely there,
+    `warn` is called with a topic and a message.
     """
     shape = tuple(logits.shape)
     if logits.dim() < 3:
@@ -261,14 +273,16 @@ def require_classes_last(
         and logits.dim() > 3
         and (_is_from_image(logits) or _has_channels_last(logits))
     ):
-        raise ValueError(
-            f"logits of shape {shape} have their classes in dimension 1, and observe takes them "
-            "in the last one: pass logits.movedim(1, -1). If the last one has the classes, pass "
-            "logits.flatten(0, -2)"
+        raise ValueError(f"logits of shape {shape} have their classes in dimension 1, {_LAST}")
+    if not others and _suspect_classes_first(logits):
+        warn(
+            "classes first",
+            f"logits of shape {shape} look like images, or a series, with the classes in "
+            f"dimension 1, {_LAST}",
         )
 
 
-def suspect_classes_first(logits: Tensor) -> bool:
+def _suspect_classes_first(logits: Tensor) -> bool:
     """Return whether classes are likely in dimension 1, and not certainly.
 
     Three dimensions from a convolution are channels and time. Four or more, of which the last two
@@ -314,6 +328,16 @@ def suspect_probabilities(logits: Tensor) -> bool:
     """Return whether rows are positive and sum to one, as what comes out of a softmax does."""
     rows = logits.detach()
     return bool(rows.numel() and (rows >= 0).all() and (rows.sum(-1) - 1).abs().max() < 1e-3)
+
+
+def how_to_predict(output: object) -> str:
+    """Return what to pass where a model returns something else than a prediction."""
+    if isinstance(output, (tuple, list)):
+        places = [place for place, each in enumerate(output) if isinstance(each, Tensor)]
+        # With labels a model returns its loss first, a single number.
+        place = next((place for place in places if output[place].dim()), 0)
+        return f"pass predict=lambda batch: model(batch)[{place}], and inputs without labels"
+    return "pass predict=, a function that makes one of them from a batch"
 
 
 def require_graph(output: Tensor) -> None:

@@ -20,6 +20,7 @@ from syngap.optim.checks import (
     check_params,
     is_of_torch,
 )
+from syngap.optim.errors import nonfinite_error
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
@@ -125,6 +126,7 @@ class WrappedSynGAP(GatedOptimizer):
         with torch.no_grad():
             for work in works:
                 fold(work)
+            before = [(param, param.detach().clone()) for param in self._in_float16()]
             finishers = [self._prepare(work) for work in works]
             frozen = [(p, p.grad) for p in self._gate.params() if not p.requires_grad]
             for param, _ in frozen:
@@ -138,7 +140,26 @@ class WrappedSynGAP(GatedOptimizer):
                     param.grad = grad
                 for work in works:
                     work.grads = []  # a work is kept, and would keep them through the next pass
+            self._require_finite(before)
         return loss
+
+    def _in_float16(self) -> list[Tensor]:
+        """Return the parameters that a step can spoil by itself, as where an eps of 1e-8 is 0."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return []
+        return [param for param in self._gate.params() if param.dtype == torch.float16]
+
+    def _require_finite(self, before: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Refuse a step after which parameters are not finite; they are then what they were."""
+        if all(bool(local(param).isfinite().all()) for param, _ in before):
+            return
+        for param, former in before:
+            param.copy_(former)
+        raise nonfinite_error(
+            f"step {self.gate.steps} of {type(self.base).__name__} gave weights that are not "
+            "finite, and they are again what they were before it",
+            self.param_groups,
+        )
 
     def _prepare(self, work: Work) -> Callable[[], None]:
         """Do what comes before the base's step, and return what comes after it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ __all__ = [
     "part_of",
     "tensors_of",
 ]
+
+
+_CHUNK = 1 << 20  # numbers at a time
 
 
 class Pass(nn.Module):
@@ -122,14 +126,33 @@ def mask_of(batch: Any, prediction: Any) -> Tensor | None:
 
 
 def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:
-    """Return a short text that other inputs, or other weights, would not give."""
-    sums = [f"{_sum(value):.6g}" for batch in batches for value in tensors_of(batch)]
-    weights = torch.stack(
-        [gathered(local(param.detach()), param).double().sum().cpu() for param in params]
-    )
-    total = sum((place + 1) * float(number) for place, number in enumerate(sums))
-    return f"{len(sums)} {total:.6g} {weights.abs().sum():.6g}"
+    """Return a short text that other inputs, or other weights, would not give.
+
+    Sign and place of every number count; differences of rounding do not.
+    """
+    inputs = [_mark(value) for batch in batches for value in tensors_of(batch)]
+    weights = [_mark(gathered(local(param.detach()), param)) for param in params]
+    return f"{len(inputs)} {_joined(inputs)} {_joined(weights)}"
 
 
-def _sum(value: Tensor) -> float:
-    return float(value.double().abs().sum() if not value.is_complex() else 0.0)
+def _mark(value: Tensor) -> tuple[float, float]:
+    """Return the norm, and the sum of numbers times cosines of their places, relative to it.
+
+    Examples:
+        >>> _mark(torch.tensor([1.0, -1.0])) == _mark(torch.tensor([-1.0, 1.0]))
+        False
+    """
+    flat = torch.view_as_real(value).flatten() if value.is_complex() else value.flatten()
+    sums = torch.zeros(2, dtype=torch.float64, device=flat.device)
+    for first in range(0, flat.numel(), _CHUNK):
+        part = flat[first : first + _CHUNK].double()
+        places = torch.arange(first, first + len(part), device=part.device, dtype=part.dtype)
+        sums += torch.stack([part @ part, part @ places.cos()])
+    squares, placed = sums.tolist()
+    return squares**0.5, placed / max(squares**0.5, 1e-300)
+
+
+def _joined(marks: Sequence[tuple[float, float]]) -> str:
+    norms = sum((place + 1) * norm for place, (norm, _) in enumerate(marks))
+    placed = sum(math.cos(place) * share for place, (_, share) in enumerate(marks))
+    return f"{norms:.6g} {placed:.5f}"

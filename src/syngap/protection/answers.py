@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Distribution, kl_divergence
 
 from syngap.messages import count_of
 from syngap.optim.errors import FLOAT16, NotFiniteError
+from syngap.optim.scores import how_to_predict
 from syngap.optim.tensors import wide
 
 __all__ = ["Answers", "divergence", "divergence_and_difference", "take_answers", "weights_of"]
@@ -78,8 +79,8 @@ def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answ
     if not isinstance(prediction, Tensor):
         raise TypeError(
             "the model must answer known inputs with logits (a Tensor) or a "
-            f"torch.distributions.Distribution, got {type(prediction).__name__}: predict= makes "
-            "one of them from a batch"
+            f"torch.distributions.Distribution, got {type(prediction).__name__}; "
+            f"{how_to_predict(prediction)}"
         )
     if not prediction.is_floating_point() or prediction.dim() < 2 or prediction.shape[-1] < 2:
         raise ValueError(

@@ -30,6 +30,7 @@ from syngap.optim.moments import (
     basis_dtype,
     find_bases,
 )
+from syngap.optim.scores import how_to_predict
 from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
@@ -346,8 +347,8 @@ class _Run:
                 if not isinstance(prediction, (Tensor, Distribution)):
                     raise TypeError(
                         "the model must answer known inputs with logits (a Tensor) or a "
-                        f"torch.distributions.Distribution, got {type(prediction).__name__}: "
-                        "predict= makes one of them from a batch"
+                        f"torch.distributions.Distribution, got {type(prediction).__name__}; "
+                        f"{how_to_predict(prediction)}"
                     )
                 yield prediction
         except RuntimeError as error:

@@ -26,6 +26,7 @@ from syngap.protection.processes import raised_in_all, require_same, share_knowl
 from syngap.protection.refusals import (
     check_arguments,
     check_choices,
+    check_classes,
     check_growth,
     check_knowledge,
     check_known,
@@ -220,10 +221,18 @@ class Protection:
                 progress=progress,
             )
             check_knowledge(self.known, model)
+        else:
+            check_classes(model, known_inputs.moved(batches[0], self._device), predict)
         self._teacher = Teacher(model, self._start, taught, predict)
         is_cheap = self._teacher.stores or self._device.type == "cuda"
         self._every = every or (1 if is_cheap else EVERY)
         self._notices, self._warns = Notices(), every is None and not self._teacher.stores
+
+    def __repr__(self) -> str:
+        """Return which parts protect which model."""
+        parts = {"gate": bool(self.known), "teacher": self._uses_teacher}
+        used = " and ".join(part for part, is_used in parts.items() if is_used)
+        return f"<{type(self).__name__} of {type(self.model).__name__} by {used}; see report()>"
 
     # Training.
 

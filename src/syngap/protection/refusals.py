@@ -15,18 +15,20 @@ from torch.utils.data import Dataset
 
 from syngap.messages import count_of
 from syngap.optim.checks import check_number, is_number
-from syngap.optim.consolidation import Predict, call, inputs_alone
+from syngap.optim.consolidation import Predict, call, in_eval_mode, inputs_alone
 from syngap.optim.errors import FLOAT16, NotFiniteError
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.notices import Notices
+from syngap.optim.scores import require_classes_last
 from syngap.optim.state_transfer import require_growth
 from syngap.optim.tensors import is_sharded
-from syngap.protection.anchors import tensors_of
+from syngap.protection.anchors import mask_of, tensors_of
 
 __all__ = [
     "check_arguments",
     "check_choices",
+    "check_classes",
     "check_growth",
     "check_knowledge",
     "check_known",
@@ -152,6 +154,16 @@ def check_labels(model: nn.Module, batch: Any) -> None:
             "second argument: labels are not needed, so pass [x for x, y in known]. If it is an "
             "input, pass a dict of arguments by name",
         )
+
+
+@torch.enable_grad()
+def check_classes(model: nn.Module, batch: Any, predict: Predict) -> None:
+    """Refuse logits whose classes are not in the last dimension, by one forward pass."""
+    with in_eval_mode(model):
+        prediction = predict(batch)
+    if isinstance(prediction, Tensor):
+        mask = mask_of(batch, prediction)
+        require_classes_last(prediction, mask=mask, warn=Notices().warn)
 
 
 def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:

@@ -184,8 +184,21 @@ def _continued(
     generator: torch.Generator | None,
 ) -> Tensor:
     while tokens.shape[1] < length:
-        output: Any = model(tokens)
-        logits = output if isinstance(output, Tensor) else output.logits
+        try:
+            output: Any = model(tokens)
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+            raise TypeError(
+                f"{type(model).__name__} does not take tokens of shape {tuple(tokens.shape)} "
+                f"({error}): only a language model has own samples"
+            ) from error
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor) or logits.shape[:-1] != tokens.shape:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise TypeError(
+                f"{type(model).__name__} must return logits of shape (N, T, tokens) for tokens of "
+                f"shape (N, T), got {got} for {tuple(tokens.shape)}: only a language model has "
+                "own samples"
+            )
         drawn = sample_labels(logits[:, -1] / temperature, generator)
         tokens = torch.cat([tokens, drawn.unsqueeze(1)], 1)
     return tokens
