@@ -1,4 +1,4 @@
-"""Fine-tuning that keeps what a model knew: handwritten digits, then the same digits transposed.
+"""Fine-tuning that keeps what a convolutional classifier knew: digits, then digits transposed.
 
 Of the upright digits 256 images without labels are left. Three seeds of AdamW alone, with the gate,
 with the teacher, with both, and with both and weight interpolation that keeps 85 % of the change.
@@ -15,8 +15,8 @@ from torch.optim import AdamW, Optimizer
 import syngap
 
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
-upright = images.float().view(-1, 8, 8) / 16
-transposed = upright.transpose(1, 2)
+upright = images.float().view(-1, 1, 8, 8) / 16
+transposed = upright.transpose(2, 3)
 test = torch.arange(len(labels)) % 4 == 0
 
 
@@ -40,7 +40,8 @@ torch.set_num_threads(1)  # a network this small is slower on two
 ends: dict[str, list[list[float]]] = {}
 for seed in range(3):
     torch.manual_seed(seed)
-    start = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    convolutions = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU()]
+    start = nn.Sequential(*convolutions, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10))
     train(start, AdamW(start.parameters(), lr=3e-3), upright, 600)
     ends.setdefault("before", []).append(accuracies(start))
     for name in ("AdamW", "gate", "teacher", "gate and teacher"):
@@ -56,5 +57,4 @@ means = {name: torch.tensor(found).mean(0) for name, found in ends.items()}
 for name, (old, new) in means.items():
     print(f"{name:18}  upright {old:.1f}, transposed {new:.1f}")
 assert (means["gate and teacher"] > means["AdamW"] + torch.tensor([30, -1])).all()
-assert means["gate and teacher"][0] > max(means["gate"][0], means["teacher"][0])
-assert means["both, keeping 85 %"][0] >= means["gate and teacher"][0]
+assert means["both, keeping 85 %"][0] > means["gate and teacher"][0] > means["teacher"][0]
