@@ -391,7 +391,7 @@ def test_the_short_table_begins_with_what_was_before() -> None:
     """Then each method's losses where it learned most, as trained, of one and the same point."""
     found = compare_methods(list(hand_made()))
     heads, lines = before_and_after(found)
-    assert heads == ["method", "german ↓", "english ↓", "forgets ↓", "s"]
+    assert heads == ["method", "new: german ↓", "old: english ↓", "forgets ↓", "s"]
     start = found.tried["adamw"][0].start
     assert lines == [
         ["before", f"{start.new[0]:.3f}", f"{start.old['english'][0]:.3f}", "", ""],

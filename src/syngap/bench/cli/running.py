@@ -74,6 +74,8 @@ def demo(
                 if_there="replace" if fresh else "resume",
             )
         _print_result(runs)
+    if len(parts) > 1:
+        typer.echo(f"What protect keeps is on a page of its own: {parts[0][2] / 'index.html'}")
 
 
 def run(

@@ -38,8 +38,9 @@ __all__ = [
 ]
 
 SHORT = (
-    "Means over seeds, as trained, where the new loss is lowest. Forgets: rise of the old loss "
-    "that it forgets most, at equal new loss, relative to AdamW, with interpolation."
+    "Test losses as trained, at the rate where the new one is lowest. Forgets: the rise of the old "
+    "loss that it forgets most, at equal new loss, each method interpolated, relative to AdamW "
+    "without it. –: learned too little to compare."
 )
 _GIB = 2**30
 
@@ -84,7 +85,8 @@ def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
     Losses are means over seeds, as trained, where the new one is lowest.
     """
-    heads = ["method", f"{found.new} ↓", *(f"{kind} ↓" for kind in found.old), "forgets ↓", "s"]
+    old = [f"old: {kind} ↓" for kind in found.old]
+    heads = ["method", f"new: {found.new} ↓", *old, "forgets ↓", "s"]
     names = (None, *found.old)
     starts = [losses_at_best([tried.start]) for tried in found.tried[found.baseline].values()]
     before = [_mean([start[name] for start in starts], 3) for name in names]
@@ -228,9 +230,9 @@ def headline(found: Comparison) -> str:
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
     said += f" at {levels} of AdamW's best gain on {found.new}"
     said += f"; most of it is learned by {best.family}" if len(none) > 1 else ""
-    few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
-    seeds = count_of(len(best.seeds), "seed")
-    return f"{said} ({seeds}{few if len(known) < len(rivals) else ''})."
+    seeds, others = count_of(len(best.seeds), "seed"), len(rivals) - len(known)
+    few = f"; {count_of(others, 'method')} learned too little to compare" if others else ""
+    return f"{said} ({seeds}{few})."
 
 
 def _listed(outcomes: Sequence[Outcome]) -> str:
