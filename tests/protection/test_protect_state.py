@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -773,3 +778,50 @@ def test_a_state_is_refused_with_any_other_known_inputs_or_start(
     make().load_state_dict(state)
     with pytest.raises(ValueError, match="other known inputs, another start"):
         make(of).load_state_dict(state)
+
+
+LOOP = """
+import os, signal, sys, torch, syngap
+from pathlib import Path
+folder, how = Path(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+protection = syngap.protect(model, torch.randn(32, 4), anchors=4)
+optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+first = 0
+if how == "resume":
+    saved = torch.load(folder / "saved.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+for step in range(first, 9):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    loss = protection.loss() + model(x).logsumexp(1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 3:
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(states | {"step": step + 1}, folder / "saved.pt")
+    if step == 5 and how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+protection.interpolate(0.9)
+torch.save((model.state_dict(), str(protection.report())), folder / "end.pt")
+"""
+
+
+def test_a_killed_loop_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    """From what was saved before, in a new process."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+    def run(folder: str, how: str) -> int:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        command = [sys.executable, "-c", LOOP, str(tmp_path / folder), how]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+    assert run("whole", "through") == 0
+    assert run("killed", "kill") == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "end.pt").exists()
+    assert run("killed", "resume") == 0
+    whole, killed = (torch.load(tmp_path / folder / "end.pt") for folder in ("whole", "killed"))
+    assert_identical(killed, whole)
