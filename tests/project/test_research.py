@@ -36,7 +36,7 @@ sys.path[:0] = [str(RESEARCH / part) for part in ("src", "", "protection")]
 
 import parts  # noqa: E402
 import table  # noqa: E402
-from finetuning.command import main  # noqa: E402
+from finetune import main  # noqa: E402
 from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
 from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
