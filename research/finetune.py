@@ -1,4 +1,4 @@
-"""Run the fine-tuning comparison of `finetuning/`, or print and draw what it found: see README.md."""
+"""Run the comparison of `finetuning/`, or print and draw what it found: see README.md."""
 
 from __future__ import annotations
 
