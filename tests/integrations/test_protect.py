@@ -572,6 +572,23 @@ def test_own_samples_go_on_after_a_token_that_ends_a_text() -> None:
     assert len(after.unique()) > 2
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["model", "in peft"])
+def test_own_samples_follow_the_model_alone(wrapped: bool) -> None:
+    """Settings that a model brings for `generate`, whatever they are, change no sample."""
+    model = adapted() if wrapped else decoder(0.0)
+    torch.manual_seed(3)
+    plain = syngap.own_samples(model, 16, length=12, start=1)
+    inner = model.get_base_model() if wrapped else model
+    for module in {id(one): one for one in (model, inner)}.values():
+        settings = copy.deepcopy(module.generation_config)
+        settings.update(repetition_penalty=5.0, bad_words_ids=[[2], [3]], min_p=0.5, num_beams=2)
+        module.generation_config = settings
+    torch.manual_seed(3)
+    assert torch.equal(syngap.own_samples(model, 16, length=12, start=1), plain)
+    assert model.generation_config.repetition_penalty == 5.0
+    assert inner.generation_config.repetition_penalty == 5.0
+
+
 def adapted() -> Any:
     peft = pytest.importorskip("peft")
     adapters = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2)

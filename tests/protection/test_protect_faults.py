@@ -148,6 +148,7 @@ def trained(steps: int, calls: int, **options: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"gate": False}, {"teacher": False}])
 def test_a_report_before_training_says_so(options: dict[str, bool]) -> None:
     assert trained(0, 0, **options).report().advice == ("Nothing has been trained yet.",)
+    assert "Protected by" not in str(trained(0, 0, **options).report())
     assert "yet" not in str(trained(1, 1, **options).report())
 
 

@@ -66,9 +66,10 @@ class Report:
             f"On known inputs: KL(before || now) {self.kl:.4f} nats, loss {self.loss_before:.4f} "
             f"before and {self.loss_now:.4f} now{same}.",
             f"Weights moved by {self.moved:.2%} of their norm.",
-            f"Protected by: {', '.join(self.parts) or 'nothing'}.",
-            *self.advice,
         ]
+        if self.parts or self.moved:
+            lines.append(f"Protected by: {', '.join(self.parts) or 'nothing'}.")
+        lines += self.advice
         if "teacher" in self.parts:
             lines[0] += " The teacher trained on these inputs: others may have changed more."
         numbers: Counter[str] = Counter()

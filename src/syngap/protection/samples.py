@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -130,26 +131,49 @@ def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
         start = getattr(getattr(model, "config", None), "bos_token_id", None)
     if start is None:
         raise ValueError(
-            "the model's configuration names no token to begin with (bos_token_id): pass start= or "
-            "prompts="
+            f"{type(model).__name__} names no token that texts begin with (config.bos_token_id): "
+            "pass start= or prompts=. A model that writes no texts has no own samples: give "
+            "protect() inputs like those that it was trained on"
         )
     return torch.tensor([[start]])
 
 
 def _generated(model: nn.Module, tokens: Tensor, length: int, temperature: float) -> Tensor:
     more = length - tokens.shape[1]
-    written: Tensor = model.generate(  # type: ignore[operator]
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        do_sample=True,
-        top_k=0,
-        top_p=1.0,
-        temperature=temperature,
-        max_new_tokens=more,
-        eos_token_id=None,
-        pad_token_id=int(tokens[0, 0]),
-    )
+    with _plain_generation(model):
+        written: Tensor = model.generate(  # type: ignore[operator]
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=temperature,
+            max_new_tokens=more,
+            eos_token_id=None,
+            pad_token_id=int(tokens[0, 0]),
+        )
     return written
+
+
+@contextmanager
+def _plain_generation(model: nn.Module) -> Iterator[None]:
+    """Let `generate` sample what the model believes, without penalties and forbidden words.
+
+    A model's own settings count for every argument that is left out. A wrapper, as of peft, gives
+    its own to the model inside.
+    """
+    settings = {
+        module: module.__dict__["generation_config"]
+        for module in model.modules()
+        if "generation_config" in module.__dict__
+    }
+    try:
+        for module, its in settings.items():
+            module.__dict__["generation_config"] = type(its)()
+        yield
+    finally:
+        for module, its in settings.items():
+            module.__dict__["generation_config"] = its
 
 
 def _continued(

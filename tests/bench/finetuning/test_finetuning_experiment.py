@@ -400,8 +400,8 @@ def test_of_several_methods_that_forget_nothing_the_headline_names_each() -> Non
     more = replace(gate, family="more", gains=[1.2, 1.1])
     both = replace(found, outcomes=[adamw, gate, more])
     assert headline(both) == (
-        "gate and more forget nothing at 70 to 95 % of AdamW's best gain on german; of these more "
-        "learns most (2 seeds)."
+        "gate and more forget nothing at 70 to 95 % of AdamW's best gain on german; most of it is "
+        "learned by more (2 seeds)."
     )
 
 

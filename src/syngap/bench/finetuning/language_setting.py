@@ -141,6 +141,8 @@ class LanguageSetting(Setting):
             shared = self._making.share("samples", self._write)
             self.shared_seconds += shared.seconds
             self.got_seconds += time.monotonic() - began
+            if self.device.type == "cuda":  # memory to write them counts for no run: one makes them
+                torch.cuda.reset_peak_memory_stats(self.device)
             self._own = shared.tensors["tokens"].to(self.device)
         return self._own
 

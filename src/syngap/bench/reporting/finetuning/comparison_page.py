@@ -64,7 +64,7 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
         "short": html.escape(SHORT),
         "table": _rows(columns(found), [cells(outcome, found) for outcome in found.outcomes]),
         "notes": "".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes(found)),
-        "figure": _figure(found),
+        "figures": _figures(found),
         "trials": _trials(runs),
         "setup": html.escape(_setup(runs[0])),
         "made": f"{moment:%Y-%m-%d %H:%M} UTC",
@@ -96,14 +96,17 @@ def _rows(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<table class='plain'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _figure(found: Comparison) -> str:
-    """Return the figure as an image that is part of the page."""
+def _figures(found: Comparison) -> str:
+    """Return a figure for each kind of old data, as images that are part of the page."""
+    images = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "frontiers.svg"
-        frontier_figure(found, path)
-        content = _base64(path.read_bytes())
-    said = html.escape(f"Forgetting against learning. {headline(found)}")
-    return f"<img class='drawing' alt='{said}' src='data:image/svg+xml;base64,{content}'>"
+        for kind in found.old:
+            frontier_figure(found, path, kind)
+            said = html.escape(f"Forgetting of {kind} against learning. {headline(found)}")
+            source = f"data:image/svg+xml;base64,{_base64(path.read_bytes())}"
+            images.append(f"<img class='drawing' alt='{said}' src='{source}'>")
+    return "\n".join(images)
 
 
 def _trials(runs: Sequence[Run]) -> str:

@@ -227,7 +227,7 @@ def headline(found: Comparison) -> str:
         said = f"{best.family} forgets least, {amount:.2f} of what AdamW forgets of {kind},"
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
     said += f" at {levels} of AdamW's best gain on {found.new}"
-    said += f"; of these {best.family} learns most" if len(none) > 1 else ""
+    said += f"; most of it is learned by {best.family}" if len(none) > 1 else ""
     few = f"; {len(known)} of {count_of(len(rivals), 'method')} learned enough to compare"
     seeds = count_of(len(best.seeds), "seed")
     return f"{said} ({seeds}{few if len(known) < len(rivals) else ''})."

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["frontier_figure", "frontier_figures"]
 
-_WIDTH = 4.2  # inches of a panel
+_WIDTH = 3.4  # inches of a panel
+_LEAST = 4.4  # inches of a figure
+_LETTERS = 7.8  # of the title, an inch
 _ROOM = 1.25  # times what AdamW forgets where it learns most: the rest is left out
 _HEIGHT = 0.04  # of a name, as a share of a panel
 _POINTS = 240.0  # of a panel's height, about
@@ -41,32 +43,46 @@ class _End(NamedTuple):
     colour: str
 
 
-def frontier_figure(found: Comparison, path: Path) -> None:
+def frontier_figure(found: Comparison, path: Path, kind: str | None = None) -> None:
     """Draw the frontier of each method, a panel for each kind of old text, the lowest seed's.
+
+    Of several rows of one method the first has a name, and the others are thin lines.
 
     Args:
         found: the comparison.
         path: of the file, .svg or .pdf.
+        kind: draw this one alone, without the headline; None draws all.
     """
-    with figure_file(path, (_WIDTH * len(found.old), 4.6)) as figure:
-        panels = figure.subplots(1, len(found.old), squeeze=False)[0]
-        for axes, kind in zip(panels, found.old, strict=True):
-            ends: list[_End] = []
-            for place, outcome in enumerate(found.outcomes):
-                one = found.tried[outcome.family][outcome.seeds[0]]
-                line = frontier(one.points, one.start, kind)
-                colour, dash = _look(place, outcome.method)
-                axes.plot(
-                    *zip(*line, strict=True), color=colour, linestyle=dash, marker="o", markersize=3
-                )
-                ends.append(_End(outcome.family, *line[-1], colour))
-            _label(axes, _leave_out_the_rest(axes, found, kind, ends))
-            axes.set_title(f"{found.task.old}: {kind}", fontsize=11)
-            axes.set_xlabel(f"gain on {found.new}, {found.task.gain_unit} →")
-            axes.margins(x=0.15)
-            remove_frame(axes)
+    kinds = found.old if kind is None else [kind]
+    width = max(_LEAST, _WIDTH * len(kinds))
+    with figure_file(path, (width, 4.2 if kind is None else 3.6)) as figure:
+        panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+        for axes, each in zip(panels, kinds, strict=True):
+            _panel(axes, found, each)
         panels[0].set_ylabel(f"forgetting, {found.task.forgetting_unit} (less is better)")
-        figure.suptitle(fill(headline(found), 90), fontsize=12)
+        if kind is None:
+            figure.suptitle(fill(headline(found), int(_LETTERS * width)), fontsize=12)
+
+
+def _panel(axes: Axes, found: Comparison, kind: str) -> None:
+    ends: list[_End] = []
+    looks: dict[str, tuple[str, object]] = {}
+    for outcome in found.outcomes:
+        one = found.tried[outcome.family][outcome.seeds[0]]
+        line = frontier(one.points, one.start, kind)
+        gains, forgot = zip(*line, strict=True)
+        if outcome.method in looks:  # the same method with other options
+            colour, dash = looks[outcome.method]
+            axes.plot(gains, forgot, color=colour, linestyle=dash, linewidth=0.5, alpha=0.6)
+            continue
+        colour, dash = looks[outcome.method] = _look(len(looks), outcome.method)
+        axes.plot(gains, forgot, color=colour, linestyle=dash, marker="o", markersize=3)
+        ends.append(_End(outcome.family, *line[-1], colour))
+    _label(axes, _leave_out_the_rest(axes, found, kind, ends))
+    axes.set_title(f"{found.task.old}: {kind}", fontsize=11)
+    axes.set_xlabel(f"gain on {found.new}, {found.task.gain_unit} →")
+    axes.margins(x=0.15)
+    remove_frame(axes)
 
 
 def frontier_figures(
@@ -117,16 +133,32 @@ def _leave_out_the_rest(
 def _label(axes: Axes, ends: Sequence[_End]) -> None:
     """Name each line at its end, names no closer to each other than they are high."""
     low, high = axes.get_ylim()
-    lowest = low
-    for end in sorted(ends, key=lambda end: end.forgot):
-        place = max(end.forgot, lowest)
-        lowest = place + _HEIGHT * (high - low)
+    ends = sorted(ends, key=lambda end: end.forgot)
+    places = _spread([(end.forgot - low) / (high - low) for end in ends], _HEIGHT)
+    for end, place in zip(ends, places, strict=True):
         axes.annotate(
             end.name,
             (end.gain, end.forgot),
-            (6, (place - end.forgot) / (high - low) * _POINTS),
+            (6, (place - (end.forgot - low) / (high - low)) * _POINTS),
             textcoords="offset points",
             fontsize=10,
             color=end.colour,
             va="center",
         )
+
+
+def _spread(places: Sequence[float], gap: float) -> list[float]:
+    """Return ascending places with a gap between them, the last at most at 1.
+
+    Examples:
+        >>> _spread([0.25, 0.25, 1.0, 1.0], 0.25)
+        [0.25, 0.5, 0.75, 1.0]
+    """
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + gap) if found else place)
+    highest = 1.0
+    for number in range(len(found) - 1, -1, -1):
+        found[number] = min(found[number], highest)
+        highest = found[number] - gap
+    return found
