@@ -9,5 +9,5 @@ other, so that a method gains nothing by many tries. ../README.md shows how to r
 - `data`: text of three domains; `model`: the GPT; `methods`: optimizers, penalty, adapters
 - `cache`: what runs share; `training`: one run; `runs`: the values of each method, and all runs
 - `records`: the table of results; `analysis`: frontiers and ratios; `tables`, `figures`: output
-- `checks`: methods and frontiers against their definitions; `command`: the command line
+- `checks`: methods and frontiers against their definitions
 """

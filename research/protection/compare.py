@@ -345,7 +345,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this file")
     parser.add_argument("--runs", required=True, help="METHOD or METHOD@RATE, separated by commas")
-    parser.add_argument("--data", type=Path, required=True, help="what fetch.py or load.sh wrote")
+    parser.add_argument("--data", type=Path, required=True, help="what fetch.py or parts.py wrote")
     parser.add_argument("--cache", type=Path, help="pre-trained weights, samples; DATA/cache")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rates", help="separated by commas")

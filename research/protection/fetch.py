@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import lzma
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+
+from parts import pack
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEST_SHARE = 0.1  # of the files
@@ -322,38 +322,12 @@ def write_tokens(folder: Path, clone: Path) -> None:
     print(", ".join(f"{name} {len(array):,} tokens" for name, array in arrays.items()), flush=True)
 
 
-# Parts
-
-
-def pack(folder: Path, parts: Path) -> None:
-    """Write PARTS/part1 and part2, each about half of everything, and the script that joins them.
-
-    The texts and the package gguf are in the first.
-    """
-    for name in ("part1", "part2"):
-        shutil.rmtree(parts / name, ignore_errors=True)
-        (parts / name).mkdir(parents=True)
-    first, second = parts / "part1", parts / "part2"
-    for path in [*sorted((folder / "texts").glob("*.txt")), folder / "smollm2" / "tokens.npz"]:
-        (first / f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes(), preset=6))
-    shutil.make_archive(str(first / "site"), "gztar", folder / "site")
-    packed = lzma.compress((folder / "smollm2" / MODEL).read_bytes(), preset=2)
-    taken = sum(path.stat().st_size for path in first.iterdir())
-    middle = (len(packed) - taken) // 2
-    (first / f"{MODEL}.xz.0").write_bytes(packed[:middle])
-    (second / f"{MODEL}.xz.1").write_bytes(packed[middle:])
-    shutil.copy(Path(__file__).with_name("load.sh"), parts)
-    for part in (first, second):
-        sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
-        print(f"{part.name}: {sum(sizes.values()):,} bytes: {sizes}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--wikitext", type=Path, required=True, help="clone of pytorch/examples")
     parser.add_argument("--gemma", action="store_true", help="also Gemma-3-270M, 253 MB")
-    parser.add_argument("--parts", type=Path, help="folder for part1, part2 and load.sh")
+    parser.add_argument("--parts", type=Path, help="folder for part1, part2, … of SmolLM2")
     args = parser.parse_args()
     write_texts(args.folder)
     write_wikitext(args.folder, args.wikitext)
@@ -362,7 +336,7 @@ def main() -> None:
         write_gemma(args.folder)
     write_tokens(args.folder, args.wikitext)
     if args.parts is not None:
-        pack(args.folder, args.parts)
+        pack(args.parts, args.folder, ["texts", "smollm2", "site"])
 
 
 if __name__ == "__main__":

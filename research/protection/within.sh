@@ -14,7 +14,7 @@ case $(realpath "$(dirname "$packed")")/ in
 esac
 # tar ends with 1 where a file grew while it was read: runs go on meanwhile.
 pack() {
-  tar -C "$runs" -czf "$packed.partial" --exclude='*.safetensors' --exclude='*.partial' .
+  tar -C "$runs" -czf "$packed.partial" --exclude=./shared --exclude='*.safetensors' --exclude='*.partial' .
   [ $? -le 1 ] && mv "$packed.partial" "$packed"
 }
 ( while sleep 30; do pack; done ) >/dev/null 2>&1 &

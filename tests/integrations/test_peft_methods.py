@@ -20,11 +20,13 @@ from syngap.bench.finetuning.encoder_setting import EncoderSetting
 from syngap.bench.finetuning.language_setting import LanguageSetting
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.models import Making
+from syngap.bench.finetuning.models import causal_lm as module
 from syngap.bench.finetuning.models.causal_lm import causal_lm
 from syngap.bench.finetuning.models.encoder import sentence_encoder
 from syngap.bench.finetuning.models.language_model import share_nothing
 from syngap.bench.finetuning.setting import Anchors, Batch
 from syngap.bench.finetuning.texts.python import python_texts
+from syngap.bench.store.shared import share_folder_in, share_in
 from syngap.bench.training.checkpoint import pack, unpack
 
 pytest.importorskip("peft")
@@ -131,6 +133,35 @@ def test_a_model_of_transformers_is_tuned_from_its_folder(folder: Path, name: st
     assert list(method.weights()) == [key for key, _ in of.start.named_parameters()]
     interpolate(of.start, of.start, method.weights(), 1.0)
     assert sum(of.evaluate(of.start).new) < sum(before)
+
+
+def test_a_gguf_file_is_read_and_a_long_text_tokenized_once_for_all_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    texts, cpu = python_texts(None, characters=4000), torch.device("cpu")
+    making = Making(texts, 0, cpu, folder.parent, share_nothing)
+    plain = causal_lm(making, folder="llama", context=16)
+    reads: list[Path] = []
+    read = module._read
+
+    def counted(place: Path, gguf: str | None = None) -> tuple[Any, Any]:
+        reads.append(place)
+        return read(place)  # what the file would hold
+
+    monkeypatch.setattr(module, "_read", counted)
+    text = "a b " * 50_000
+    for seed in (0, 1):
+        share = share_in(tmp_path, {"seed": seed})
+        making = Making(texts, seed, cpu, folder.parent, share, share_folder_in(tmp_path, {}))
+        found = causal_lm(making, folder="llama", gguf="llama.gguf", context=16)
+        for name, weight in plain.model.state_dict().items():
+            assert torch.equal(found.model.state_dict()[name], weight)
+        assert torch.equal(found.encode(text), plain.encode(text))
+        assert torch.equal(found.encode("a b"), plain.encode("a b"))
+    assert [place == folder for place in reads] == [True, False, False]
+    names = sorted(path.name.partition("-")[0] for path in (tmp_path / "shared").iterdir())
+    assert names == ["model", "tokens"]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ if not RESEARCH.is_dir():
     pytest.skip("there is no research/ beside the tests", allow_module_level=True)
 sys.path[:0] = [str(RESEARCH / part) for part in ("src", "", "protection")]
 
+import parts  # noqa: E402
 import table  # noqa: E402
-from finetuning.command import main  # noqa: E402
+from finetune import main  # noqa: E402
 from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
 from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
@@ -428,3 +429,44 @@ def test_a_file_that_grows_while_it_is_packed_does_not_stop_packing(tmp_path: Pa
     within(1, packed, runs, f"echo 1 > {runs}/metrics.jsonl", path)
     with tarfile.open(packed) as file:
         assert "./metrics.jsonl" in file.getnames()
+
+
+# Data travel in parts.
+
+
+def test_parts_that_arrive_one_by_one_are_unpacked_with_the_last(tmp_path: Path) -> None:
+    data, sent, there = (tmp_path / name for name in ("data", "parts", "there"))
+    (data / "texts").mkdir(parents=True)
+    content = os.urandom(1000)
+    (data / "texts" / "a.txt").write_bytes(content)
+    (data / "model").write_bytes(b"weights")
+    folders = parts.pack(sent, data, ["texts", "model"], largest=600)
+    assert len(folders) >= 2
+    assert all(sum(file.stat().st_size for file in one.iterdir()) <= 600 for one in folders)
+    for number, folder in enumerate(folders):
+        assert not (there / "model").exists()
+        arrived = tmp_path / f"call{number}" / "parts"
+        arrived.mkdir(parents=True)
+        folder.rename(arrived / folder.name)
+        said = parts.load(arrived, there)
+    assert said == "parts: complete"
+    assert (there / "texts" / "a.txt").read_bytes() == content
+    assert (there / "model").read_bytes() == b"weights"
+
+
+def test_parts_of_different_archives_are_not_joined(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).write_bytes(os.urandom(1000))
+        parts.pack(tmp_path / name[0] / "parts", tmp_path, [name], largest=600)
+    parts.load(tmp_path / "f" / "parts", tmp_path / "there")
+    with pytest.raises(SystemExit, match="two archives"):
+        parts.load(tmp_path / "s" / "parts", tmp_path / "there")
+
+
+def test_damaged_parts_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(os.urandom(1000))
+    (folder,) = parts.pack(tmp_path / "parts", tmp_path, ["model"])
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(SystemExit, match="damaged"):
+        parts.load(tmp_path / "parts", tmp_path / "there")

@@ -17,6 +17,7 @@ from finetuned import EXPERIMENT, classifier_setting, encoder_setting
 from torch import nn
 
 from syngap.bench import api, seeds
+from syngap.bench.config.experiment import read, shipped
 from syngap.bench.config.finetuning import FinetuningExperiment, parse_experiment
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import images, methods, models
@@ -310,11 +311,18 @@ def test_statistics_of_batch_norms_stay_those_of_the_start() -> None:
             assert torch.equal(module.running_mean, torch.zeros(6))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["minilm", "efficientnet"])
-def test_experiments_for_a_gpu_can_be_read(name: str) -> None:
-    path = Path(__file__).parents[3] / "research" / "finetuning" / f"{name}.yaml"
-    if not path.parent.is_dir():
-        pytest.skip("research is not part of the package")
-    of = parse_experiment(yaml.safe_load(path.read_text("utf-8")))
+@pytest.mark.parametrize("name", shipped("finetuning"))
+def test_every_row_of_a_shipped_experiment_has_as_many_trials_as_the_others(name: str) -> None:
+    of = parse_experiment(read(name))
     assert isinstance(of, FinetuningExperiment)
-    assert {len(of.select([row], [0]).runs()) for row in of.methods} == {4}
+    assert of.name == name
+    assert len({len(of.select([row], [0]).runs()) for row in of.methods}) == 1
+
+
+def test_rows_of_smollm2_that_are_recorded_stay_as_they_are() -> None:
+    path = Path(__file__).parents[3] / "results" / "finetune-smollm2" / "experiment.yaml"
+    if not path.is_file():
+        pytest.skip("there are no results beside the tests")
+    recorded = yaml.safe_load(path.read_text("utf-8"))["methods"]
+    now = parse_experiment(read("finetune-smollm2")).as_mapping()["methods"]
+    assert {row: now[row] for row in recorded} == recorded

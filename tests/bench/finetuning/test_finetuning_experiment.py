@@ -124,6 +124,37 @@ def test_what_is_shared_is_made_once_for_the_same_values(tmp_path: Path) -> None
         weight(seed=0)
 
 
+def test_what_no_seed_changes_is_shared_by_all_seeds(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, torch.Tensor]:
+        made.append(len(made))
+        return {"tokens": torch.tensor(made)}
+
+    def tokens(model: str, seed: int) -> int:
+        share = shared.share_in(tmp_path, {"model": model, "seed": seed}, {"model": model})
+        return len(share("tokens", make, any_seed=True).tensors["tokens"])
+
+    assert [tokens("a", 0), tokens("a", 1), tokens("b", 1), tokens("a", 2)] == [1, 1, 2, 1]
+
+
+def test_a_shared_folder_is_filled_once_and_again_where_that_was_cut_short(tmp_path: Path) -> None:
+    share = shared.share_folder_in(tmp_path, {"model": "a"})
+
+    def killed(folder: Path) -> None:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        share("model", killed)
+    found = share("model", lambda folder: (folder / "whole").touch())
+    assert [path.name for path in found.iterdir()] == ["whole"]
+    assert share("model", killed) == found
+    other = shared.share_folder_in(tmp_path, {"model": "b"})
+    with pytest.raises(KeyboardInterrupt):
+        other("model", killed)
+
+
 def test_runs_of_a_process_load_the_model_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from syngap.bench.finetuning.setting import Setting
 from syngap.bench.registry import Registry
 from syngap.bench.store.environment import arithmetic, resolve_device
 from syngap.bench.store.folder_writer import FolderJournal, Tell
-from syngap.bench.store.shared import share_in
+from syngap.bench.store.shared import share_folder_in, share_in
 
 __all__ = ["FinetuningJob", "check_buildable", "execute_finetuning"]
 
@@ -95,10 +95,12 @@ def _setting(job: FinetuningJob) -> Setting:
 def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
     """Return the model before tuning, and what it was made from."""
     config, device = job.config, resolve_device(job.config.training.device)
+    of_model: dict[str, Value] = {"model": config.model.as_mapping()}
     depends_on: dict[str, Value] = {
         config.task: config.source.as_mapping(),
-        "model": config.model.as_mapping(),
+        **of_model,
         "anchors": config.anchors.count,
+        "prompt": config.anchors.prompt,
         "seed": config.seed,
         "device": device.type,
     }
@@ -108,7 +110,14 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
         _loaded.clear()
         task = TASKS[config.task]
         source = _made(task.key, task.sources, config.source, job.data)
-        making = Making(source, config.seed, device, job.data, share_in(out, depends_on))
+        making = Making(
+            source,
+            config.seed,
+            device,
+            job.data,
+            share_in(out, depends_on, of_model),
+            share_folder_in(out, of_model),
+        )
         _loaded[key] = making, _made("model", task.models, config.model, making)
     return _loaded[key]
 

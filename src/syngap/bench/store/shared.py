@@ -1,6 +1,7 @@
-"""Tensors that several runs of an experiment use: the first run to need them makes them.
+"""Tensors and folders that several runs of an experiment use: the first to need them makes them.
 
-OUT/shared/DIGEST/tensors.safetensors   DIGEST is of all that the tensors depend on
+OUT/shared/NAME-DIGEST/tensors.safetensors   DIGEST is of all that the tensors depend on
+OUT/shared/NAME-DIGEST/folder
 """
 
 from __future__ import annotations
@@ -15,27 +16,30 @@ from torch import Tensor
 
 from syngap.bench.config.component import Value
 from syngap.bench.errors import UserError
-from syngap.bench.finetuning.models.language_model import Share, Shared
-from syngap.bench.storage import make_folder, write
+from syngap.bench.finetuning.models.language_model import Share, Shared, ShareFolder
+from syngap.bench.storage import make_folder, move, remove_tree, write
 from syngap.bench.store.records import alone_in
 from syngap.bench.training.checkpoint import pack, read_state
 
-__all__ = ["share_in"]
+__all__ = ["share_folder_in", "share_in"]
 
 
-def share_in(out: Path, depends_on: Mapping[str, Value]) -> Share:
+def share_in(
+    out: Path, depends_on: Mapping[str, Value], any_seed_on: Mapping[str, Value] | None = None
+) -> Share:
     """Return what keeps tensors for all runs in `out`.
 
     Args:
         out: the folder of the experiment.
         depends_on: what tensors of other values may not be taken for.
+        any_seed_on: likewise for tensors that are the same for all seeds.
     """
 
-    def share(name: str, make: Callable[[], Mapping[str, Tensor]]) -> Shared:
-        text = json.dumps({"name": name, **depends_on}, sort_keys=True)
-        folder = out / "shared" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    def share(
+        name: str, make: Callable[[], Mapping[str, Tensor]], *, any_seed: bool = False
+    ) -> Shared:
+        folder = _place(out, name, (any_seed_on or {}) if any_seed else depends_on)
         path = folder / "tensors.safetensors"
-        make_folder(folder, within=out)
         with alone_in(folder, wait=True, quiet=True):
             if not path.is_file():
                 began = time.monotonic()
@@ -51,3 +55,33 @@ def share_in(out: Path, depends_on: Mapping[str, Value]) -> Share:
             raise UserError(f"{path}: damaged ({error}); remove it to make it again") from error
 
     return share
+
+
+def share_folder_in(out: Path, depends_on: Mapping[str, Value]) -> ShareFolder:
+    """Return what keeps folders for all runs in `out`.
+
+    Args:
+        out: the folder of the experiment.
+        depends_on: what folders of other values may not be taken for.
+    """
+
+    def share(name: str, make: Callable[[Path], None]) -> Path:
+        place = _place(out, name, depends_on)
+        folder, partial = place / "folder", place / "partial"
+        with alone_in(place, wait=True, quiet=True):
+            if not folder.is_dir():
+                remove_tree(partial, within=out)  # of a process that was killed
+                make_folder(partial, within=out)
+                make(partial)
+                move(partial, folder, within=out)
+        return folder
+
+    return share
+
+
+def _place(out: Path, name: str, depends_on: Mapping[str, Value]) -> Path:
+    """Return the folder of what has this name and depends on these values."""
+    text = json.dumps({"name": name, **depends_on}, sort_keys=True)
+    place = out / "shared" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    make_folder(place, within=out)
+    return place

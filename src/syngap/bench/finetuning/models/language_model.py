@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LanguageModel", "Making", "Share", "Shared", "share_nothing"]
+__all__ = ["LanguageModel", "Making", "Share", "ShareFolder", "Shared", "share_nothing"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,23 @@ class Shared:
     seconds: float
 
 
-Share: TypeAlias = Callable[[str, Callable[[], Mapping[str, Tensor]]], Shared]
-"""From a name and what makes tensors to the tensors: made once, by the first run to need them."""
+class Share(Protocol):
+    """Gives tensors that are made once, by the first run to need them."""
+
+    def __call__(
+        self, name: str, make: Callable[[], Mapping[str, Tensor]], *, any_seed: bool = False
+    ) -> Shared:
+        """Return the tensors of this name.
+
+        Args:
+            name: of the tensors.
+            make: makes them.
+            any_seed: whether they are the same for all seeds, as they depend on the model alone.
+        """
+
+
+ShareFolder: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
+"""From a name and what fills a folder to the folder: filled once, the same for all seeds."""
 
 
 Source = TypeVar("Source")
@@ -42,7 +57,8 @@ class Making(Generic[Source]):
         seed: of its training.
         device: where it is to be.
         data: the folder that models are in.
-        share: keeps what is made once for all runs.
+        share: keeps tensors that are made once for all runs.
+        share_folder: likewise keeps a folder; None keeps none.
     """
 
     source: Source
@@ -50,6 +66,7 @@ class Making(Generic[Source]):
     device: torch.device
     data: Path | None
     share: Share
+    share_folder: ShareFolder | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,8 @@ class LanguageModel:
     context: int
 
 
-def share_nothing(name: str, make: Callable[[], Mapping[str, Tensor]]) -> Shared:
+def share_nothing(
+    name: str, make: Callable[[], Mapping[str, Tensor]], *, any_seed: bool = False
+) -> Shared:
     """Make tensors for one run alone."""
     return Shared(make(), 0.0)
