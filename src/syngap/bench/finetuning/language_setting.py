@@ -29,6 +29,7 @@ from syngap.protection import own_samples
 
 __all__ = ["LanguageSetting"]
 
+_TOKENS = 1 << 16  # of a vocabulary; with a larger one fewer windows are tested at a time
 _WRITTEN = 1024  # texts at a time by `generate`, which takes the same time for fewer
 
 
@@ -65,6 +66,9 @@ class LanguageSetting(Setting):
         questions = texts.questions
         self.questions = self.encode_questions(questions) if questions else None
         self._own: Tensor | None = None
+        with torch.no_grad():
+            some = next(iter(self.tests.values()))[0][:1, :1]
+            self._vocabulary = self.predict(language.model, some).shape[-1]
 
     # Text
 
@@ -211,7 +215,6 @@ class LanguageSetting(Setting):
         return float(first.mean()), float(second.mean())
 
     def _mean(self, model: nn.Module, windows: Tensor) -> float:
-        losses = [
-            len(part) * self.loss(model, (part,)) for part in torch.split(windows, TEST_BATCH)
-        ]
+        count = min(TEST_BATCH, max(1, TEST_BATCH * _TOKENS // self._vocabulary))
+        losses = [len(part) * self.loss(model, (part,)) for part in torch.split(windows, count)]
         return float(torch.stack(losses).sum()) / len(windows)
