@@ -162,7 +162,7 @@ def test_what_texts_begin_with_may_be_chosen_beside_a_tokenizer(start: dict[str,
 
 
 def test_a_tokenizer_without_a_chat_template_changes_nothing() -> None:
-    with pytest.raises(ValueError, match="names no token that texts begin with"):
+    with pytest.raises(ValueError, match="no token is known that texts begin with"):
         own_samples(letters(), 1, tokenizer=Chat(None, None, None))
 
 

@@ -131,7 +131,7 @@ def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
         start = getattr(getattr(model, "config", None), "bos_token_id", None)
     if start is None:
         raise ValueError(
-            f"{type(model).__name__} names no token that texts begin with (config.bos_token_id): "
+            "no token is known that texts begin with (config.bos_token_id of the model): "
             "pass start= or prompts=. A model that writes no texts has no own samples: give "
             "protect() inputs like those that it was trained on"
         )
