@@ -248,7 +248,7 @@ def test_a_forward_pass_that_looks_at_numbers_is_refused() -> None:
         plan_memory(model, known)
     with pytest.raises(ValueError, match="rank must be"):
         plan_memory(Chain(), torch.randint(50, (4, 6)), rank=1.5)
-    with pytest.raises(TypeError, match=r"got dict: predict= makes"):
+    with pytest.raises(TypeError, match=r"got dict; pass predict="):
         plan_memory(Chain(), torch.randint(50, (4, 6)), predict=lambda batch: {})  # type: ignore[arg-type]
 
 
