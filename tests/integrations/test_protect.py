@@ -28,6 +28,7 @@ pytest.importorskip("transformers")
 
 import transformers
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -523,6 +524,9 @@ def test_accelerate_takes_the_steps_of_a_loop_and_resumes_to_the_same_bits(
             optimizer.step()
 
     def prepared(run: Any) -> tuple[Any, Accelerator]:
+        # These are one for the whole process, and other tests change them.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
         accelerator = Accelerator(cpu=True)
         model, optimizer = accelerator.prepare(run[0], run[2])
         return (model, run[1], optimizer), accelerator
