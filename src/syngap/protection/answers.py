@@ -17,7 +17,14 @@ from syngap.optim.errors import FLOAT16, NotFiniteError
 from syngap.optim.scores import how_to_predict
 from syngap.optim.tensors import wide
 
-__all__ = ["Answers", "divergence", "divergence_and_difference", "take_answers", "weights_of"]
+__all__ = [
+    "Answers",
+    "check_prediction",
+    "divergence",
+    "divergence_and_difference",
+    "take_answers",
+    "weights_of",
+]
 
 AT_A_TIME = 1 << 23  # probabilities that are in memory in full precision
 
@@ -63,6 +70,16 @@ class Answers:
         return Answers(first_classes(self.prediction, classes), self.mask)
 
 
+def check_prediction(prediction: object) -> None:
+    """Refuse what is neither logits nor a distribution."""
+    if not isinstance(prediction, (Tensor, Distribution)):
+        raise TypeError(
+            "the model must answer known inputs with logits (a Tensor) or a "
+            f"torch.distributions.Distribution, got {type(prediction).__name__}; "
+            f"{how_to_predict(prediction)}"
+        )
+
+
 @torch.no_grad()
 def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answers:
     """Return what to remember of a prediction.
@@ -71,17 +88,12 @@ def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answ
         prediction: of the model before training.
         mask: which of it counts, None for all.
     """
+    check_prediction(prediction)
     if isinstance(prediction, Distribution):
         copied = _detached(prediction)
         if any(bool(value.isnan().any()) for value in _tensors(copied)):
             raise NotFiniteError(f"the model answers a known input with NaN in {prediction}")
         return Answers(copied, mask)
-    if not isinstance(prediction, Tensor):
-        raise TypeError(
-            "the model must answer known inputs with logits (a Tensor) or a "
-            f"torch.distributions.Distribution, got {type(prediction).__name__}; "
-            f"{how_to_predict(prediction)}"
-        )
     if not prediction.is_floating_point() or prediction.dim() < 2 or prediction.shape[-1] < 2:
         raise ValueError(
             "the model must answer known inputs with floating-point logits of shape (N, classes) "

@@ -30,11 +30,10 @@ from syngap.optim.moments import (
     basis_dtype,
     find_bases,
 )
-from syngap.optim.scores import how_to_predict
 from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
-from syngap.protection.answers import Answers
+from syngap.protection.answers import Answers, check_prediction
 from syngap.protection.last_product import LastProduct
 from syngap.protection.refusals import check_arguments, check_known, predicting
 from syngap.protection.teacher import byte_limit
@@ -344,12 +343,7 @@ class _Run:
                         known_inputs.Pass(self.model, self.predict), fakes, (batch, found.append)
                     )
                 (prediction,) = found
-                if not isinstance(prediction, (Tensor, Distribution)):
-                    raise TypeError(
-                        "the model must answer known inputs with logits (a Tensor) or a "
-                        f"torch.distributions.Distribution, got {type(prediction).__name__}; "
-                        f"{how_to_predict(prediction)}"
-                    )
+                check_prediction(prediction)
                 yield prediction
         except RuntimeError as error:
             if type(error).__module__ != "torch._subclasses.fake_tensor":
