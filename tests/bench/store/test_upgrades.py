@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,20 +43,29 @@ SAID = "written by a newer syngap"
 WEIGHTS = "checkpoint/weights.safetensors"
 
 
+@pytest.fixture(scope="module")
+def earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interrupted runs of an earlier version, as it left them."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(EARLIER / "runs.tar.gz") as packed:
+        packed.extractall(folder, filter="data")
+    return folder / "runs"
+
+
 @pytest.fixture
-def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def earlier(earlier_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Interrupted runs of an earlier version, in results/earlier."""
     monkeypatch.setattr(engine, "run_local", run_inline)
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(EARLIER / "runs", tmp_path / "results/earlier")
+    shutil.copytree(earlier_runs, tmp_path / "results/earlier")
     return tmp_path / "results/earlier"
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resumed(earlier_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, after this version went on with them."""
     out = tmp_path_factory.mktemp("resumed") / "earlier"
-    shutil.copytree(EARLIER / "runs", out)
+    shutil.copytree(earlier_runs, out)
     plan = make_plan(
         Experiment.from_mapping(read(f"{out}/experiment.yaml")), out, if_there="resume"
     )
@@ -86,17 +96,17 @@ def change(path: Path, **values: Any) -> None:
 
 
 def test_an_interrupted_run_of_an_earlier_version_ends_where_one_of_this_version_does(
-    gone_on: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    earlier_runs: Path, gone_on: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     new = set(Training.__dataclass_fields__) - set(
-        yaml.safe_load((EARLIER / "runs/er-0/config.yaml").read_text())["training"]
+        yaml.safe_load((earlier_runs / "er-0/config.yaml").read_text())["training"]
     )
     assert {"deterministic", "channels_last"} <= new
     whole = tmp_path / "whole"
     assert called(capsys, "run", gone_on / "experiment.yaml", "--out", whole)[0] == 0
     for row in ROWS:
         assert state(gone_on / row) == "done"
-        before, after = (f / row / "metrics.jsonl" for f in (EARLIER / "runs", gone_on))
+        before, after = (f / row / "metrics.jsonl" for f in (earlier_runs, gone_on))
         assert after.read_bytes().startswith(before.read_bytes())
         ended, fresh = (load_file(f / row / WEIGHTS) for f in (gone_on, whole))
         for name, value in fresh.items():  # another processor rounds otherwise
