@@ -621,18 +621,22 @@ def test_the_demo_runs_and_goes_on(here: Path, call: Call) -> None:
 def test_the_demo_shows_protection_before_streams(
     here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    asked, shown = [], []
 
-    def run(experiment: str, *, methods: object, out: Path, **_: object) -> None:
+    def run(experiment: str, *, methods: object, out: Path, **_: object) -> str:
         asked.append((experiment, methods, str(out)))
+        return experiment
 
     monkeypatch.setattr(api, "run", run)
-    monkeypatch.setattr(running, "_print_result", lambda runs: None)
+    monkeypatch.setattr(
+        running, "_print_result", lambda runs, opening: shown.append((runs, opening))
+    )
     assert call("demo", "--out", "mine")[0] == 0
     assert asked == [
         ("finetune-demo", ["adamw", "protect"], "mine-finetuning"),
         ("digits", None, "mine"),
     ]
+    assert shown == [("finetune-demo", None), ("digits", "finetune-demo")]
 
 
 @pytest.mark.parametrize(

@@ -294,14 +294,19 @@ def select(
         settings: as for `run`.
         methods: as for `run`.
         seeds: as for `run`.
-        say: gets a line for each row that settings add: where its options come from.
+        say: gets a line for each row that settings add: where its options come from, or that it
+            is not run.
     """
-    if not isinstance(experiment, (Experiment, FinetuningExperiment)):
+    if isinstance(experiment, (Experiment, FinetuningExperiment)):
+        written: Mapping[str, Any] = experiment.as_mapping()
+    else:
         written = experiment if isinstance(experiment, Mapping) else read(str(experiment))
-        experiment = parse_experiment(with_settings(written, settings, say))
-    elif settings:
-        experiment = parse_experiment(with_settings(experiment.as_mapping(), settings, say))
-    return experiment.select(methods, None if seeds is None else seeds_in(list(seeds)))
+    found = parse_experiment(with_settings(written, settings, say))
+    if methods is not None:
+        added = found.methods.keys() - set(written.get("methods") or ())
+        for row in sorted(added - set(methods)):
+            say(f"methods.{row}: not run, as --methods does not name it")
+    return found.select(methods, None if seeds is None else seeds_in(list(seeds)))
 
 
 def select_stream(

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from rich.console import Console
 
@@ -102,6 +104,11 @@ class Runs:
             else headline(self.rows)
         )
 
+    @property
+    def title(self) -> str:
+        """The experiment's name."""
+        return (self.runs[0].config.experiment if self.runs else None) or self.folder.name
+
     def below_untuned(self, against: str | PathLike[str] | None = None) -> str:
         """Return which tuned rows end below untuned ones by more than chance, "" for none.
 
@@ -122,29 +129,49 @@ class Runs:
         return below_untuned(self.rows, searched, Runs(Path(against)).rows)
 
     def report(
-        self, page: str | PathLike[str] | None = None, *, within: Path | None = None
+        self,
+        page: str | PathLike[str] | None = None,
+        *,
+        opening: Runs | None = None,
+        within: Path | None = None,
     ) -> Path:
         """Write the page and return where it is.
 
         Args:
             page: the HTML file, or a folder for it; index.html beside the runs by default.
+            opening: fine-tuning runs that the page of a stream begins with.
             within: the folder that the user named, where it is one above the page's: no link below
                 it is followed.
         """
-        from syngap.bench.reporting.finetuning.comparison_page import write_comparison_page
+        from syngap.bench.reporting.finetuning.comparison_page import (
+            comparison_opening,
+            write_comparison_page,
+        )
         from syngap.bench.reporting.page import write_page
 
         place = self.folder if page is None else Path(page)
         if place.suffix != ".html":
             place = place / "index.html"
-        title = (self.runs[0].config.experiment if self.runs else None) or self.folder.name
         within = within or place.parent
         make_folder(place.parent, within=within)
         if self.is_finetuning:
-            write_comparison_page(self.runs, place, title, within=within)
+            write_comparison_page(self.runs, place, self.title, within=within)
         else:
-            found = self.surfaces
-            write_page(self.runs, place, title, found, search_folder=self.folder, within=within)
+            first = ""
+            if opening is not None:
+                link = relpath(opening.folder / "index.html", place.parent)
+                first = comparison_opening(
+                    opening.runs, opening.title, quote(Path(link).as_posix())
+                )
+            write_page(
+                self.runs,
+                place,
+                self.title,
+                self.surfaces,
+                search_folder=self.folder,
+                opening=first,
+                within=within,
+            )
         return place
 
     def _repr_markdown_(self) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import html
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import torch
 import yaml
 from finetuned import EXPERIMENT, point, setting
+from runfolders import write_experiment
 from tiny import called
 
 from syngap.bench import api
@@ -45,6 +48,7 @@ from syngap.bench.reporting.results import Results
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.recorded import repeat_finetuning
+from syngap.bench.runs import Runs
 from syngap.bench.store import shared
 from syngap.bench.store.folder_reader import read_run, read_runs
 from syngap.bench.store.folder_writer import FolderJournal
@@ -353,7 +357,7 @@ def test_the_table_has_ratios_as_trained_interpolated_and_at_equal_time() -> Non
     head, _, adamw, gate = text.splitlines()[:4]
     heads = [cell.strip() for cell in head.split("|")[1:-1]]
     cells = dict(zip(heads, (cell.strip() for cell in gate.split("|")[1:-1]), strict=True))
-    assert adamw.split("|")[1].strip() == "adamw"
+    assert adamw.split("|")[1].strip() == "AdamW"
     assert cells == {
         "method": "gate",
         "trials": "1",
@@ -371,8 +375,8 @@ def test_the_table_has_ratios_as_trained_interpolated_and_at_equal_time() -> Non
 
 def test_the_headline_names_the_method_that_forgets_least() -> None:
     assert headline(compare_methods(list(hand_made()))) == (
-        "gate forgets least, 0.10 of what AdamW forgets of english, at 70 to 95 % of AdamW's best "
-        "gain on german (2 seeds)."
+        "gate with interpolation forgets least, 0.10 of what AdamW forgets of english, at 70 to 95 "
+        "% of AdamW's best gain on german (2 seeds)."
     )
 
 
@@ -388,7 +392,9 @@ def test_of_several_kinds_the_one_that_is_forgotten_most_counts() -> None:
             replace(gate, interpolated=more),
         ],
     )
-    assert headline(both).startswith("gate forgets least, 0.30 of what AdamW forgets of python,")
+    assert headline(both).startswith(
+        "gate with interpolation forgets least, 0.30 of what AdamW forgets of python,"
+    )
 
 
 def test_of_several_methods_that_forget_nothing_the_headline_names_each() -> None:
@@ -396,12 +402,12 @@ def test_of_several_methods_that_forget_nothing_the_headline_names_each() -> Non
     adamw, gate = found.outcomes
     gate = replace(gate, interpolated={"english": [0.004, 0.0]})
     alone = replace(found, outcomes=[adamw, gate])
-    assert headline(alone).startswith("gate forgets nothing at 70 to 95 %")
+    assert headline(alone).startswith("gate with interpolation forgets nothing at 70 to 95 %")
     more = replace(gate, family="more", gains=[1.2, 1.1])
     both = replace(found, outcomes=[adamw, gate, more])
     assert headline(both) == (
-        "gate and more forget nothing at 70 to 95 % of AdamW's best gain on german; most of it is "
-        "learned by more (2 seeds)."
+        "gate and more with interpolation forget nothing at 70 to 95 % of AdamW's best gain on "
+        "german; of these, more learns most (2 seeds)."
     )
 
 
@@ -422,12 +428,19 @@ def test_the_short_table_begins_with_what_was_before() -> None:
     """Then each method's losses where it learned most, as trained, of one and the same point."""
     found = compare_methods(list(hand_made()))
     heads, lines = before_and_after(found)
-    assert heads == ["method", "new: german ↓", "old: english ↓", "forgets ↓", "s"]
+    assert heads == [
+        "method",
+        "new: german ↓",
+        "old: english ↓",
+        "forgets ↓",
+        "interpolated ↓",
+        "s",
+    ]
     start = found.tried["adamw"][0].start
     assert lines == [
-        ["before", f"{start.new[0]:.3f}", f"{start.old['english'][0]:.3f}", "", ""],
-        ["adamw", "2.000", "1.400", "1.00", "2.0"],
-        ["gate", "2.000", "1.150", "0.10", "2.2"],
+        ["before", f"{start.new[0]:.3f}", f"{start.old['english'][0]:.3f}", "", "", ""],
+        ["AdamW", "2.000", "1.400", "1.00", "1.00", "2.0"],
+        ["gate", "2.000", "1.150", "0.38", "0.10", "2.2"],
     ]
 
 
@@ -461,6 +474,22 @@ def test_the_page_shows_the_table_the_figure_and_every_trial() -> None:
     assert "{{" not in page
 
 
+def test_the_page_of_a_stream_may_begin_with_a_comparison_of_fine_tuning(
+    ran: Path, tmp_path: Path
+) -> None:
+    streams = Runs(write_experiment(tmp_path / "streams", every=20))
+    plain = streams.report().read_text("utf-8")
+    page = streams.report(opening=Runs(ran)).read_text("utf-8")
+    opening = page[page.index("<body>") : page.index("<header>")]
+    assert Runs(ran).headline() in html.unescape(opening)
+    link = re.search(r'href="([^"]+)"', opening)
+    assert link
+    assert (tmp_path / "streams" / link[1]).resolve() == (ran / "index.html").resolve()
+    assert (
+        page.replace(opening, "<body>\n")[: plain.index("<footer>")] == plain.split("<footer>")[0]
+    )
+
+
 def test_load_gives_the_table_of_runs_and_of_packed_results(ran: Path, tmp_path: Path) -> None:
     keep(ran, tmp_path / "results")
     assert api.load(ran).markdown() == api.load(tmp_path / "results").markdown()
@@ -472,7 +501,7 @@ def test_documents_take_numbers_from_packed_results(ran: Path, tmp_path: Path) -
     results = Results(tmp_path / "results")
     whole = run_query("comparison tiny", results)
     assert whole.startswith(api.load(ran).markdown())
-    assert "| kl |" in whole
+    assert "| KL |" in whole
     assert "| kl |" not in run_query("comparison tiny rows=adamw", results)
     assert run_query("forgetting tiny adamw manual at=trained", results) in ("1.00", "–")
     assert run_query("runs tiny", results) == "4"
@@ -506,7 +535,7 @@ def test_the_command_runs_reports_and_keeps(
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "methods": {"adamw": {}}}))
     code, printed, said = called(capsys, "run", "tiny.yaml", "--workers", 1)
-    assert (code, "adamw" in printed) == (0, True), said
+    assert (code, "AdamW" in printed) == (0, True), said
     assert "adamw-0" in said
     assert "new " in said
     code, printed, said = called(capsys, "run", "tiny.yaml", "--resume")

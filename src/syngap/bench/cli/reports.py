@@ -131,6 +131,7 @@ def print_report(
     figures: Path | None = None,
     figures_within: Path | None = None,
     against: Path | None = None,
+    opening: Runs | None = None,
 ) -> None:
     """Print the table and write the page, into folders that lie in those that the user named."""
     from rich.console import Console
@@ -152,7 +153,7 @@ def print_report(
         console.print(runs.table(console.width))
         console.print(f"{runs.headline()}\n", highlight=False, markup=False)
     _warn_untuned(runs, against)
-    typer.echo(f"The page is {runs.report(within=named)}", err=markdown)
+    typer.echo(f"The page is {runs.report(opening=opening, within=named)}", err=markdown)
     if figure:
         check_inside(figure, named if figure.is_relative_to(named) else figure.parent)
         if runs.is_finetuning:

@@ -51,7 +51,8 @@ def demo(
     """Show what syngap does, in about a minute.
 
     First it protects a small language model. Then it compares all methods on handwritten digits.
-    It prints two tables and writes two pages. With --methods or --seeds it runs the digits only.
+    It prints two tables and writes a page that has both. With --methods or --seeds it runs the
+    digits only.
     """
     from syngap.bench import api
 
@@ -63,6 +64,7 @@ def demo(
         parts.insert(
             0, ("finetune-demo", ["adamw", "protect"], where.with_name(where.name + "-finetuning"))
         )
+    protected: Runs | None = None
     for experiment, rows, folder in parts:
         with _resumable("The same command without --fresh" if fresh else "The same command"):
             runs = api.run(
@@ -73,9 +75,8 @@ def demo(
                 out=folder,
                 if_there="replace" if fresh else "resume",
             )
-        _print_result(runs)
-    if len(parts) > 1:
-        typer.echo(f"What protect keeps is on a page of its own: {parts[0][2] / 'index.html'}")
+        _print_result(runs, opening=protected)
+        protected = runs
 
 
 def run(
@@ -308,9 +309,9 @@ def _resumable(again: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _print_result(runs: Runs) -> None:
+def _print_result(runs: Runs, opening: Runs | None = None) -> None:
     try:
-        print_report(runs.folder)
+        print_report(runs.folder, opening=opening)
     except UserError as error:
         if not runs.failed:  # otherwise there may be nothing to report
             raise

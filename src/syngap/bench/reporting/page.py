@@ -76,6 +76,7 @@ def write_page(
     *,
     search_folder: Path | None = None,
     timestamp: datetime | None = None,
+    opening: str = "",
     within: Path | None = None,
 ) -> None:
     """Write the page of `runs` to `path`.
@@ -87,9 +88,12 @@ def write_page(
         landscapes: that were computed for it; a page of landscapes alone is possible too.
         search_folder: the experiment's folder, where a search may be beside the runs.
         timestamp: the time that the page gives as its own; now by default.
+        opening: HTML that the page begins with.
         within: the folder that the user named, where it is not the page's own.
     """
-    text = page(runs, title, landscapes, search_folder=search_folder, timestamp=timestamp)
+    text = page(
+        runs, title, landscapes, search_folder=search_folder, timestamp=timestamp, opening=opening
+    )
     write(path, text.encode(), within=within or path.parent)
 
 
@@ -100,6 +104,7 @@ def page(
     *,
     search_folder: Path | None = None,
     timestamp: datetime | None = None,
+    opening: str = "",
 ) -> str:
     """Return the page of `runs` as HTML."""
     found = rows(runs)
@@ -108,6 +113,7 @@ def page(
     template, style = _asset("page.html"), _asset("page.css")
     script = _script()
     parts = {
+        "opening": opening,
         "title": html.escape(title),
         "headline": html.escape(conclusion(found) if runs else _LANDSCAPES_ALONE),
         "remarks": html.escape(" ".join(remarks(found))),

@@ -47,6 +47,7 @@ _MAIN = ("ACC", "FM", "INT", "seconds")  # measures of the table, which have mor
 _DIFFERENCE, _PAPER = "ACC-ER", "paper-"
 # A narrow terminal goes without these, the first of them first.
 _DISPENSABLE = ("paper-INT", "paper-FM", "seconds", "INT", "paper-ACC", "FM", "ACC-ER")
+_MEANINGS = {"ACC": "accuracy at the end", "FM": "points forgotten", "INT": "points below joint"}
 _LABEL_WIDTH = 30  # longer labels are folded before columns are left out
 
 
@@ -308,6 +309,8 @@ def _align(pairs: Sequence[tuple[str, str]]) -> list[str]:
 def _terminal_table(rows: Sequence[Row], names: Sequence[str], left_out: Sequence[str]) -> Table:
     chosen = columns(rows, names)
     sentences = _caption(rows, chosen, "*")
+    meanings = [f"{name}: {text}" for name, text in _MEANINGS.items() if name in names]
+    sentences += [f"{'; '.join(meanings)}."] if meanings else []
     if left_out:
         headings = ", ".join(column.heading.rstrip(" ↑↓") for column in columns(rows, left_out))
         sentences.append(f"Left out for want of width: {headings}; --markdown has all.")

@@ -22,6 +22,7 @@ from syngap.bench.memory import Memory
 from syngap.bench.methods.method import Method
 from syngap.bench.streams.stream import Batch
 from syngap.bench.tape import Tape, play, record
+from syngap.protection.captured import recording
 
 __all__ = ["CapturedMethod", "CudaGraphs", "Graphs"]
 
@@ -64,7 +65,7 @@ class CudaGraphs:
         for generator in generators:
             graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with recording(graph, pool=self._pool, stream=self._stream):
                 step()
         except BaseException:
             with suppress(RuntimeError):  # the first error is the one that says why
@@ -83,7 +84,7 @@ class CudaGraphs:
             graph.register_generator_state(generator)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            with torch.cuda.graph(graph, stream=self._stream):
+            with recording(graph, stream=self._stream):
                 pass
 
 

@@ -24,6 +24,19 @@ from syngap.messages import count_of
 __all__ = ["Comparison", "Outcome", "Ratios", "Tried", "compare_methods"]
 
 BASELINE = "adamw"
+NAMES = {
+    "adamw": "AdamW",
+    "corda": "CorDA",
+    "crispedit": "CrispEdit",
+    "ewc": "EWC",
+    "kl": "KL",
+    "kronecker_ewc": "Kronecker EWC",
+    "l2_sp": "L2-SP",
+    "lora": "LoRA",
+    "mofo": "MoFO",
+    "osf": "OSF",
+    "sgd": "SGD",
+}
 _SLACK = 1.05  # of AdamW's seconds: times of equal runs differ
 
 Ratios = dict[str, list[float | None]]
@@ -102,6 +115,13 @@ class Outcome:
     seconds: float
     memory: int
     diverged: int
+
+    @property
+    def label(self) -> str:
+        """What a reader sees: the method's name, or its row's where that is another."""
+        if self.family != self.method:
+            return self.family
+        return NAMES.get(self.method, self.method.replace("_", " "))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from syngap.bench.reporting.finetuning.frontiers import frontier_figure
 from syngap.bench.storage import write
 from syngap.bench.store.outcome import Run
 
-__all__ = ["comparison_page", "write_comparison_page"]
+__all__ = ["comparison_opening", "comparison_page", "write_comparison_page"]
 
 
 def write_comparison_page(
@@ -75,6 +75,28 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
     }
     # In one pass, so that text that looks like a placeholder stays text.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("finetuning.html"))
+
+
+def comparison_opening(runs: Sequence[Run], title: str, link: str) -> str:
+    """Return HTML for a page of something else to begin with: the verdict and the losses.
+
+    Args:
+        runs: every run of the experiment.
+        title: the experiment's name.
+        link: to the page of these runs, relative to the other one.
+    """
+    found = compare_methods(runs)
+    return f"""<section class="opening">
+  <h1>{html.escape(title)}</h1>
+  <p class="headline">{html.escape(headline(found))}</p>
+  <div class="scroll" role="region" aria-label="Test losses before and after" tabindex="0">{
+        _rows(*before_and_after(found))
+    }</div>
+  <p class="note">{html.escape(SHORT)} <a href="{
+        html.escape(link)
+    }">The frontiers and all trials</a></p>
+</section>
+"""
 
 
 def _base64(content: bytes) -> str:

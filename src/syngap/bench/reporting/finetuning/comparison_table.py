@@ -38,9 +38,10 @@ __all__ = [
 ]
 
 SHORT = (
-    "Test losses as trained, at the rate where the new one is lowest. Forgets: the rise of the old "
-    "loss that it forgets most, at equal new loss, each method interpolated, relative to AdamW "
-    "without it. –: learned too little to compare."
+    "Losses are those on test data, as trained, at the rate with the lowest new loss. Forgets: the "
+    "rise of an old loss when the new loss is as low as AdamW's; AdamW's rise is 1. Of several old "
+    "losses it is the one that rises most. Interpolated: the same after interpolation with the "
+    "start. –: learned too little to compare."
 )
 _GIB = 2**30
 
@@ -57,7 +58,7 @@ def columns(found: Comparison) -> list[str]:
 
 def cells(outcome: Outcome, found: Comparison) -> list[str]:
     """Return the texts of a method's line."""
-    texts = [outcome.family, str(outcome.trials), str(len(outcome.seeds))]
+    texts = [outcome.label, str(outcome.trials), str(len(outcome.seeds))]
     texts += [_summary(outcome.new_losses, 3), _summary(outcome.gains)]
     texts += [_summary(outcome.exact)] if _has_answers(found) else []
     texts += [_summary(outcome.old_exact[kind]) for kind in _answered(found)]
@@ -86,18 +87,18 @@ def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
     Losses are means over seeds, as trained, where the new one is lowest.
     """
     old = [f"old: {kind} ↓" for kind in found.old]
-    heads = ["method", f"new: {found.new} ↓", *old, "forgets ↓", "s"]
+    heads = ["method", f"new: {found.new} ↓", *old, "forgets ↓", "interpolated ↓", "s"]
     names = (None, *found.old)
     starts = [losses_at_best([tried.start]) for tried in found.tried[found.baseline].values()]
     before = [_mean([start[name] for start in starts], 3) for name in names]
-    lines = [["before", *before, "", ""]]
+    lines = [["before", *before, "", "", ""]]
     for outcome in found.outcomes:
         trials = [found.tried[outcome.family][seed] for seed in outcome.seeds]
         ends = [losses_at_best(as_trained(tried.points)) for tried in trials]
         after = [_mean([end[name] for end in ends], 3) for name in names]
-        most = _most_forgotten(outcome, found)
-        ratio = "–" if most is None else f"{most[0]:.2f}"
-        lines.append([outcome.family, *after, ratio, f"{outcome.seconds:.1f}"])
+        mosts = (_most_forgotten(ratios) for ratios in (outcome.trained, outcome.interpolated))
+        ratios = ["–" if most is None else f"{most[0]:.2f}" for most in mosts]
+        lines.append([outcome.label, *after, *ratios, f"{outcome.seconds:.1f}"])
     return heads, lines
 
 
@@ -204,7 +205,7 @@ def notes(found: Comparison) -> list[str]:
         "Good rates: new loss within 5 % of the method's best, and at most twice its least "
         f"forgetting on {found.old[0]} at 90 % of AdamW's gain, with every seed.",
     ]
-    diverged = [f"{o.family} {o.diverged}" for o in found.outcomes if o.diverged]
+    diverged = [f"{o.label} {o.diverged}" for o in found.outcomes if o.diverged]
     if diverged:
         said.append(f"Evaluations that were not finite are left out: {', '.join(diverged)}.")
     if found.missing:
@@ -215,39 +216,40 @@ def notes(found: Comparison) -> list[str]:
 def headline(found: Comparison) -> str:
     """Return in a sentence which methods forget least of what they forget most."""
     rivals = [outcome for outcome in found.outcomes if outcome.method != "replay"]
-    known = [(most, one) for one in rivals if (most := _most_forgotten(one, found)) is not None]
+    mosts = [(_most_forgotten(one.interpolated), one) for one in rivals]
+    known = [(most, one) for most, one in mosts if most is not None]
     if not known:
         return f"No method reached every level of AdamW's gain on {found.new}."
     (amount, kind), best = min(known, key=lambda each: each[0])
     none = [one for (most, _), one in known if f"{most:.2f}" == "0.00"]
     if none:
-        kinds = list(_ratios(none[0], found))
+        kinds = list(_means(none[0].interpolated))
         whose = "" if len(kinds) == len(found.old) else f" of {' and '.join(kinds)}"
-        said = f"{_listed(none)} {'forget' if len(none) > 1 else 'forgets'} nothing{whose}"
+        verb = "forget" if len(none) > 1 else "forgets"
+        said = f"{_listed(none)} with interpolation {verb} nothing{whose}"
         best = max(none, key=lambda one: fmean(one.gains))
     else:
-        said = f"{best.family} forgets least, {amount:.2f} of what AdamW forgets of {kind},"
+        said = f"{best.label} with interpolation forgets least, {amount:.2f} of what AdamW forgets "
+        said += f"of {kind},"
     levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
     said += f" at {levels} of AdamW's best gain on {found.new}"
-    said += f"; most of it is learned by {best.family}" if len(none) > 1 else ""
-    seeds, others = count_of(len(best.seeds), "seed"), len(rivals) - len(known)
-    few = f"; {count_of(others, 'method')} learned too little to compare" if others else ""
-    return f"{said} ({seeds}{few})."
+    said += f"; of these, {best.label} learns most" if len(none) > 1 else ""
+    return f"{said} ({count_of(len(best.seeds), 'seed')})."
 
 
 def _listed(outcomes: Sequence[Outcome]) -> str:
-    *names, last = (outcome.family for outcome in outcomes)
+    *names, last = (outcome.label for outcome in outcomes)
     return f"{', '.join(names)} and {last}" if names else last
 
 
-def _most_forgotten(outcome: Outcome, found: Comparison) -> tuple[float, str] | None:
+def _most_forgotten(ratios: Ratios) -> tuple[float, str] | None:
     """Return the largest forgetting relative to AdamW over kinds of old data, and its kind."""
-    return max(((ratio, kind) for kind, ratio in _ratios(outcome, found).items()), default=None)
+    return max(((mean, kind) for kind, mean in _means(ratios).items()), default=None)
 
 
-def _ratios(outcome: Outcome, found: Comparison) -> dict[str, float]:
+def _means(ratios: Ratios) -> dict[str, float]:
     """Return forgetting by kind of old data, where every seed has a ratio to AdamW's."""
-    by_kind = {kind: _whole(outcome.interpolated[kind]) for kind in found.old}
+    by_kind = {kind: _whole(values) for kind, values in ratios.items()}
     return {kind: fmean(numbers) for kind, numbers in by_kind.items() if numbers}
 
 

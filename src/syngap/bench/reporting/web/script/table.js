@@ -102,6 +102,10 @@ function drawCards() {
     make(shown, "b", {}, text);
     shown.append(`${value && value[1] !== null && name !== "seconds" ? ` ± ${number(value[1])}` : ""} ${unit}`);
     const list = make(box, "ul");
+    if (name === "seconds" && data.against.every((rival) => rival.time === null)) {
+      make(list, "li", { class: "says" }, data.against.length ? "runs below a second are not compared" : "");
+      return;
+    }
     for (const rival of data.against) {
       const [difference, words, sign] = against(rival);
       const line = make(list, "li");
