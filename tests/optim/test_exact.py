@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alive import TensorsSince
 from helpers import has_forward_hooks
 from networks import Applied, Doubling
 from oracle import Values, trainable
@@ -776,15 +777,11 @@ def test_no_activation_outlives_its_backward_pass(name: str) -> None:
     assert not leaked
 
 
-def tensors_alive() -> int:
-    gc.collect()
-    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-
 @pytest.mark.parametrize("name", ["in-place-after-convolution-and-batchnorm", "checkpointed"])
 def test_fifty_steps_leave_nothing_behind(name: str) -> None:
     model, x = SQUARED[name].build(), SQUARED[name].inputs()
     optimizer = observer(model, retention=0.9)
+    made = TensorsSince()
     alive = []
     for step in range(50):
         logits = model(x)
@@ -795,7 +792,7 @@ def test_fifty_steps_leave_nothing_behind(name: str) -> None:
         loss.backward()
         optimizer.step()
         if step in (5, 25, 49):
-            alive.append(tensors_alive())
+            alive.append(len(made()))
     assert len(set(alive)) == 1, alive
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import memory
 import pytest
 import torch
+from alive import TensorsSince
 from checkout import ROOT
 from protect_cases import CASES, Case
 from torch import Tensor, nn
@@ -103,12 +104,15 @@ class Chain(nn.Module):
         return output
 
 
-def storages(least: int) -> dict[int, int]:
-    """Return the bytes of all tensors that Python has, by address, small ones left out."""
-    gc.collect()
-    found = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
-    sizes = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
-    return {place: size for place, size in sizes.items() if size >= least}
+def memory_since(made: TensorsSince, *, least: int) -> int:
+    """Return the bytes of new storages that Python has tensors of, small ones left out."""
+
+    def storages(tensors: list[Tensor]) -> dict[int, int]:
+        found = [each.untyped_storage() for each in tensors if type(each) in (Tensor, nn.Parameter)]
+        return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+    new, old = storages(made()), storages(made.before)
+    return sum(size for place, size in new.items() if size >= least and place not in old)
 
 
 @pytest.mark.parametrize("rank", ["full", 0.25])
@@ -117,13 +121,12 @@ def test_nothing_else_takes_memory(rank: Rank) -> None:
     torch.manual_seed(0)
     known = torch.randint(50, (128, 6))
     smallest = 24 * 4  # bytes of a bias
-    before = storages(smallest)
+    made = TensorsSince()
     model = Chain()
     plan = plan_memory(model, known, rank=rank)
     gc.collect()
     kept = trained(model, known, rank=rank)
-    found = storages(smallest)
-    there = sum(size for place, size in found.items() if place not in before)
+    there = memory_since(made, least=smallest)
     whole, cpu = plan.on_device(), plan.on_cpu()
     whole["teacher"] = plan.answers  # whose gradient is there from loss() to backward()
     assert there == sum(whole.values()) + sum(cpu.values())
@@ -136,13 +139,12 @@ def test_the_teachers_gradient_is_there_until_the_backward_pass() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         protection = protect(model, known, gate=False)
-    before = storages(96)
+    made = TensorsSince()
     loss = protection.loss()
     plan = plan_memory(model, known, gate=False)
     own = plan.on_device()["teacher"] - plan.answers
     assert own == sum(param.nbytes for param in model.parameters())
-    there = {place: size for place, size in storages(96).items() if place not in before}
-    assert sum(there.values()) == own
+    assert memory_since(made, least=96) == own
     assert loss.requires_grad
 
 
