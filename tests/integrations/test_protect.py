@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import syngap
 from syngap.optim import GatedOptimizer
-from syngap.protection import Protection
+from syngap.protection import Protection, plan_memory
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -32,11 +32,18 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Trainer,
     TrainingArguments,
 )
+from transformers.integrations import moe
 
 from syngap.integrations.transformers import SynGAPTrainer, protected_loss
 
@@ -312,6 +319,20 @@ def test_padding_and_labels_of_a_dataset_count_for_nothing(tmp_path: Path) -> No
     assert reports[0].loss_before == pytest.approx(reports[1].loss_before, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (["a text"], r"has texts: pass their tokens, such as tokenizer\(texts"),
+        ("a text", "protect= takes tokens, .* got str"),
+        (True, "protect= takes tokens, .* got bool"),
+        ([{"text": "a text"}] * 4, "have nothing that the model takes; they have text: tokenize"),
+    ],
+)
+def test_known_inputs_that_are_no_tokens_are_refused(tmp_path: Path, known: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        trainer(tmp_path, known)
+
+
 def test_a_protection_made_before_is_used(tmp_path: Path) -> None:
     model = decoder()
     protection = syngap.protect(model, KNOWN, strength=0.5)
@@ -546,6 +567,22 @@ def test_accelerate_takes_the_steps_of_a_loop_and_resumes_to_the_same_bits(
         assert_identical(values_of(run[0]), values_of(by_hand[0]))
         assert_identical(run[2].state_dict(), by_hand[2].state_dict())
         assert run[1].report() == by_hand[1].report()
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_an_optimizer_that_accelerate_prepared_is_taken(gate: bool) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True)
+    model = decoder()
+    protection = syngap.protect(model, KNOWN, gate=gate)
+    model, base = accelerator.prepare(model, AdamW(model.parameters(), RATE))
+    optimizer = protection.optimizer(base)
+    for _ in range(2):
+        optimizer.zero_grad()
+        accelerator.backward(protection.loss() + model(KNOWN).logits.square().mean())
+        optimizer.step()
+    assert protection.report().parts == (("gate", "teacher") if gate else ("teacher",))
+    assert protection.calls == 2
 
 
 def test_a_second_training_goes_on_behind_the_same_gate(tmp_path: Path) -> None:
@@ -811,6 +848,74 @@ def test_lightning_refuses_what_cannot_work(tmp_path: Path) -> None:
     for call, words in refused:
         with pytest.raises(Exception, match=words):
             call()
+
+
+# Experts, which transformers multiplies in one of three ways
+
+
+def mixtral() -> Any:
+    own = {"num_local_experts": 4, "num_key_value_heads": 1, "eos_token_id": None}
+    return MixtralForCausalLM, MixtralConfig(**SMALL, **own)
+
+
+def qwen_moe() -> Any:
+    own = {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
+    sizes = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 8}
+    return Qwen2MoeForCausalLM, Qwen2MoeConfig(**SMALL, **own, **sizes)
+
+
+def gpt_oss() -> Any:
+    """Its experts are (in, out), the others' (out, in)."""
+    own = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
+    return GptOssForCausalLM, GptOssConfig(**SMALL, **own, head_dim=4)
+
+
+def of_experts(make: Callable[[], Any], way: str) -> Any:
+    kind, config = make()
+    config._experts_implementation = way
+    return made(kind, config)
+
+
+EXPERTS = [mixtral, qwen_moe, gpt_oss]
+WAYS = ["grouped_mm", "batched_mm", "no kernel"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", EXPERTS)
+def test_experts_have_the_same_directions_and_importance_in_all_ways(
+    make: Callable[[], Any], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where torch has no kernel for groups, as on older GPUs."""
+    if way == "no kernel":
+        monkeypatch.setattr(moe, "_can_use_grouped_mm", lambda *_: False)
+        way = "grouped_mm"
+    models = [of_experts(make, each) for each in ("eager", way)]
+    first, second = (syngap.protect(model, tokens(64)) for model in models)
+    names = [name for name, param in models[0].named_parameters() if param.dim() == 3]
+    assert len(names) == 2
+    how = {one.name: one.how for one in second.report().coverage}
+    for name in names:
+        assert how[name] == "directions"
+        expected, found = (
+            one.known[one.model.get_parameter(name)].importance for one in (first, second)
+        )
+        assert (expected - found).abs().max() < 1e-4 * expected.abs().max()
+    for old, new in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(first.known[old].mean, second.known[new].mean, rtol=1e-4, atol=0)
+    assert models[1].config._experts_implementation == way
+
+
+@pytest.mark.parametrize("way", ["grouped_mm", "batched_mm"])
+def test_memory_of_experts_is_planned(way: str) -> None:
+    """In bfloat16: on shapes alone, torch groups nothing else."""
+    model, known = of_experts(mixtral, way).bfloat16(), tokens(64)
+    plan = plan_memory(model, known)
+    protection = syngap.protect(model, known)
+    for one in plan.parameters:
+        known_of = protection.known[model.get_parameter(one.name)]
+        assert one.importance is not None
+        assert one.importance.shape == tuple(known_of.importance.shape)
+        assert (one.mask is not None) == (known_of.basis is not None)
 
 
 # What benchmarks/memory.py plans with

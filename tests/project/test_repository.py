@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import words
 import yaml
+from alive import TensorsSince
 from checkout import ROOT
 
 import syngap
@@ -28,14 +30,24 @@ def test_package_ships_its_types() -> None:
     assert resources.files(syngap).joinpath("py.typed").is_file()
 
 
-def test_no_committed_file_names_a_path_of_one_machine() -> None:
+def committed() -> list[str]:
+    """Return the names of the files that git has."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout")
     listing = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
+    return [name for name in listing.stdout.split("\0") if name]
+
+
+def test_the_repository_has_at_most_700_files() -> None:
+    """What nobody reads by itself, such as results, is packed."""
+    assert len(committed()) <= 700
+
+
+def test_no_committed_file_names_a_path_of_one_machine() -> None:
     offenders = []
-    for name in filter(None, listing.stdout.split("\0")):
+    for name in committed():
         try:
             text = (ROOT / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
@@ -118,6 +130,23 @@ def test_no_test_is_left_out_of_make_test() -> None:
     for name in ("Makefile", "pyproject.toml", ".github/workflows/ci.yml", ".ci/run"):
         settings = (ROOT / name).read_text("utf-8").replace("`pytest -m 'not slow'`", "")  # advice
         assert "not slow" not in settings, name
+
+
+def test_no_test_counts_what_other_tests_left_behind() -> None:
+    """It may go at any moment. `tests/support/alive.py` lists what a test made itself."""
+    counting = re.compile(r"\bget_objects\(")
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "alive.py"]
+    assert not [path.name for path in files if counting.search(path.read_text("utf-8"))]
+
+
+def test_what_goes_meanwhile_changes_no_count() -> None:
+    left_behind = [torch.zeros(1) for _ in range(3)]
+    made = TensorsSince()
+    own = torch.zeros(1)
+    left_behind.clear()
+    assert [tensor is own for tensor in made()] == [True]
+    del own
+    assert not made()
 
 
 def test_badges_say_what_the_project_says() -> None:

@@ -278,7 +278,7 @@ def test_nothing_outside_the_store_knows_the_files_of_a_run() -> None:
 
 # Messages -----------------------------------------------------------------------------------------
 
-VERBS = r"(?:brings|changes|does|forgets|gives|goes|has|holds|takes|was|writes)"
+VERBS = r"(?:brings|changes|does|forgets|gives|goes|has|holds|learns|takes|was|writes)"
 UNITS = {"bytes", "points"}
 NO_COUNTS = {"kind", "name", "saved_sizes", "' or '.join(map(str, counts))"}
 

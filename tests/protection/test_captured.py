@@ -5,8 +5,12 @@ On a CPU nothing is recorded, and the same pass runs as it is; with a GPU it is 
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -573,3 +577,32 @@ def test_a_model_that_waits_for_the_gpu_runs_as_it_is(replays: list[int]) -> Non
         protection.loss()
     assert not replays
     F.dropout(torch.ones(8, device="cuda")).sum().item()  # random numbers still work
+
+
+def test_no_garbage_is_collected_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is deleted then would end the recording."""
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: nullcontext())
+    deleted: list[str] = []
+
+    class Cycle:
+        def __init__(self, name: str) -> None:
+            self.itself = self
+            weakref.finalize(self, deleted.append, name)
+
+    Cycle("before")
+    with captured.recording(object()):  # type: ignore[arg-type]
+        assert deleted == ["before"]
+        Cycle("meanwhile")
+        _ = [[number] for number in range(100_000)]  # makes the collector run, were it enabled
+        assert deleted == ["before"]
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError), captured.recording(object()):  # type: ignore[arg-type]
+        raise RuntimeError
+    assert gc.isenabled()
+
+
+def test_every_graph_is_recorded_without_garbage_collection() -> None:
+    source = Path(syngap.__file__).parent
+    places = [path for path in source.rglob("*.py") if "cuda.graph(" in path.read_text("utf-8")]
+    assert places == [Path(captured.__file__)]
+    assert Path(captured.__file__).read_text("utf-8").count("cuda.graph(") == 1

@@ -414,6 +414,27 @@ def test_few_inputs_or_rows_or_batches_of_several_sizes_are_all_used(
         assert taken.pop() == list(range(len(batches)))
 
 
+@pytest.mark.parametrize("gathered", [False, True])
+def test_inputs_that_a_stack_shares_are_taken_as_if_each_had_its_own(gathered: bool) -> None:
+    """As in h[None] @ experts.mT, where torch repeats h for each."""
+    inputs = torch.randn(32, 6, 5, generator=torch.Generator().manual_seed(0)).double()
+    importance = []
+    for shared in (True, False):
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.experts = nn.Parameter(torch.randn(3, 4, 5, dtype=torch.float64))
+
+        def predict(batch: Tensor, model: Any = model, shared: bool = shared) -> Tensor:
+            experts = model.experts[torch.tensor([0, 1, 2])] if gathered else model.experts
+            rows = batch.flatten(0, 1)[None]
+            outputs = (rows if shared else rows.repeat(3, 1, 1)) @ experts.mT
+            return outputs.mean(0).view(*batch.shape[:-1], 4)
+
+        protection = syngap.protect(model, inputs, predict=predict, teacher=False)
+        importance.append(protection.known[model.experts].importance)
+    assert torch.allclose(importance[0], importance[1])
+
+
 def test_matrices_of_a_stack_get_directions_from_all_batches() -> None:
     known = Sequences(20)
     stack = nn.Parameter(torch.randn(4, 5, 5, dtype=torch.float64))

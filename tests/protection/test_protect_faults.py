@@ -20,6 +20,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import syngap
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
+from syngap.protection.participation import Participation
+from syngap.protection.pending import Pending
+
+pytestmark = pytest.mark.filterwarnings("ignore:the weights are float16")
 
 
 class Classifier(nn.Module):
@@ -180,7 +184,104 @@ def test_the_report_names_the_parts_that_were_used(model: nn.Module) -> None:
     assert protection.report().parts == ("gate",)
     assert "took no part" not in str(protection.report())
     protection.loss()
+    protection.loss().detach()
+    with torch.no_grad():
+        protection.loss()
+    assert protection.report().parts == ("gate",)  # computed, and in no gradient
+    protection.loss().backward()  # type: ignore[no-untyped-call]
     assert protection.report().parts == ("gate", "teacher")
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_losses_that_no_gradient_is_taken_of_do_not_count(model: nn.Module, every: int) -> None:
+    model = copy.deepcopy(model)
+    protection = syngap.protect(model, inputs(), gate=False, every=every)
+    for _ in range(6):
+        protection.loss()
+    assert protection.report().parts == ()
+    for _ in range(every):
+        loss = protection.loss()
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]  # counts once
+    assert protection.report().parts == ("teacher",)
+    assert protection._participation.unused == 6 // every
+
+
+def test_nothing_waits_for_a_pending_loss_that_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher's pass is to run beside the forward pass of the new batch."""
+    waited: list[object] = []
+    stream = type("Stream", (), {"wait_event": lambda self, event: waited.append(event)})()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    weight = torch.ones(3, requires_grad=True)
+    participation = Participation()
+    pending = participation.watch(Pending.of(weight.sum(), "written"))  # type: ignore[arg-type]
+    assert waited == []
+    assert participation.unused == 1
+    (pending + 1.0).backward()
+    assert waited
+    assert participation.unused == 0
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_loop_without_the_teachers_loss_is_warned_once(model: nn.Module, gate: bool) -> None:
+    def train(steps: int, *, teacher: bool, calls: bool = False) -> None:
+        subject = copy.deepcopy(model)
+        protection = syngap.protect(subject, inputs(), gate=gate, teacher=teacher)
+        optimizer = protection.optimizer(torch.optim.AdamW(subject.parameters(), 1e-3))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = subject(inputs()).square().sum()
+            (loss + protection.loss() if calls else loss).backward()
+            optimizer.step()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train(15, teacher=True)
+        train(40, teacher=False)
+        train(40, teacher=True, calls=True)
+        assert said == []
+        train(40, teacher=True)
+    assert [str(each.message)[:49] for each in said] == [
+        "16 steps were taken without protection.loss(), so"
+    ]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_moments_of_earlier_steps_are_not_taken_for_rotated_ones(
+    model: nn.Module, kind: type[torch.optim.Adam]
+) -> None:
+    """With gradients of zero, the step is along what the optimizer had before."""
+    model = copy.deepcopy(model)
+    base = kind(model.parameters(), 0.1, weight_decay=0.0)
+    for _ in range(3):
+        base.zero_grad()
+        model(inputs()).square().sum().backward()
+        base.step()
+    optimizer = syngap.protect(model, inputs(), rank="full").optimizer(base)
+    assert not optimizer.param_groups[0]["rotated"]
+    again = syngap.protect(model, inputs(), rank="full", rotate=True)
+    with pytest.raises(ValueError, match="rotate=True needs an optimizer that has made no step"):
+        again.optimizer(base)
+
+
+def test_weights_in_float16_are_warned_of(model: nn.Module) -> None:
+    with pytest.warns(UserWarning, match="the weights are float16.*load the model in float32"):
+        syngap.protect(copy.deepcopy(model).half(), inputs().half())
+
+
+def test_a_token_that_the_model_does_not_have_is_named() -> None:
+    writer = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+    with pytest.raises(IndexError, match="largest token is 31, and the model has 20: take the tok"):
+        syngap.protect(writer, torch.full((16, 4), 31))
+
+
+@pytest.mark.parametrize("wrapped", [lambda row: row, lambda row: {"x": row}])
+def test_rows_without_a_batch_dimension_say_what_to_pass(
+    model: nn.Module, wrapped: Callable[[Tensor], Any]
+) -> None:
+    rows = [wrapped(inputs()[0]), wrapped(inputs()[1])]
+    with pytest.raises((ValueError, RuntimeError, IndexError), match=r"\[x\[None\] for x in known"):
+        syngap.protect(model, rows)
 
 
 def test_a_model_that_does_not_take_the_inputs_says_which(model: nn.Module) -> None:

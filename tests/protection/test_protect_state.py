@@ -49,6 +49,7 @@ some_cases = pytest.mark.parametrize(
     ids=lambda case: case.name,
 )
 Run = tuple[nn.Module, Protection, WrappedSynGAP]
+AnyRun = tuple[nn.Module, Protection, Optimizer]
 
 
 class Branches(nn.Module):
@@ -89,7 +90,7 @@ def of_case(case: Case, base: str, **options: Any) -> Run:
     return model, protection, gated(protection, model, base)
 
 
-def learn(run: Run, steps: range) -> None:
+def learn(run: AnyRun, steps: range) -> None:
     """A loop of one's own, whose task is the same numbers at each step."""
     model, protection, optimizer = run
     gradients = random_gradients(model, steps.stop)
@@ -286,6 +287,206 @@ def test_consolidating_again_replaces_importance_along_the_same_directions() -> 
     assert [state["importance"].shape for state in now] == shapes
 
 
+# A teacher without a gate -------------------------------------------------------------------------
+
+
+def taught(
+    base: str = "adamw", *, known: Tensor | None = None, every: int = 2, seed: int = 0
+) -> AnyRun:
+    """Return a new model with a teacher alone, and its optimizer: the same at each call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Branches()
+    known = known_inputs() if known is None else known
+    protection = syngap.protect(model, known, gate=False, anchors=4, every=every, seed=seed)
+    plain = MAKE_BASE[base](model.parameters())
+    assert protection.optimizer(plain) is plain
+    return model, protection, plain
+
+
+@every_base
+def test_resume_of_a_teacher_without_a_gate_is_bitwise(base: str) -> None:
+    whole, first, resumed = taught(base), taught(base), taught(base)
+    learn(whole, range(7))
+    learn(first, range(3))
+    resumed[0].load_state_dict(first[0].state_dict())
+    resumed[2].load_state_dict(through_file(first[2].state_dict()))
+    assert resumed[1].calls == 3
+    learn(resumed, range(3, 7))
+    assert_identical(values_of(resumed[0]), values_of(whole[0]))
+    assert_identical(resumed[2].state_dict(), whole[2].state_dict())
+    assert str(resumed[1].report()) == str(whole[1].report())
+
+
+def test_a_state_of_another_teacher_is_refused() -> None:
+    saved = copy.deepcopy(taught()[2].state_dict())
+    plain = copy.deepcopy(AdamW(Branches().parameters()).state_dict())
+    refused: list[tuple[AnyRun, dict[str, Any], str]] = [
+        (taught(known=known_inputs() + 0.1), saved, rf"{OTHERS}.*protection"),
+        (taught(every=3), saved, "teacher_every is '2', and here 3"),
+        (branches(every=3), saved_by(branches(every=2)), "teacher_every is '2', and here 3"),
+        (taught(seed=1), saved, "teacher_seed is '0', and here 1"),
+        (branches(seed=1), saved_by(branches()), "teacher_seed is '0', and here 1"),
+        (taught(), plain, "the run is not of an optimizer of syngap.protect"),
+        (taught(), saved_by(branches(anchors=4, every=2)), "'rotated'"),
+        (branches(), saved, "behind|of AdamW"),
+    ]
+    for run, state, message in refused:
+        learn(run, range(2))
+        before = copy.deepcopy((run[0].state_dict(), run[2].state_dict()))
+        with pytest.raises(ValueError, match=message):
+            run[2].load_state_dict(state)
+        assert_identical((run[0].state_dict(), run[2].state_dict()), before)
+
+
+def test_a_state_from_before_every_was_saved_is_loaded() -> None:
+    saved = saved_by(branches(every=2))
+    for group in saved["param_groups"]:
+        del group["teacher_every"], group["teacher_seed"]
+    run = branches(every=2)
+    run[2].load_state_dict(saved)
+    assert run[2].param_groups[0]["teacher_every"] == 2
+
+
+def test_a_state_may_be_loaded_before_the_teacher_is_known() -> None:
+    first = taught()
+    learn(first, range(3))
+    model, protection, _ = taught()
+    base = MAKE_BASE["adamw"](model.parameters())
+    base.load_state_dict(through_file(first[2].state_dict()))
+    protection.optimizer(base)
+    assert protection.calls == 3
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_of_several_optimizers_each_state_has_the_place(gate: bool) -> None:
+    """In whichever order they are made and loaded."""
+
+    def make(*, reverse: bool = False) -> tuple[Branches, Protection, dict[str, Optimizer]]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = Branches()
+        protection = syngap.protect(model, known_inputs(), gate=gate)
+        parts = {"one": model.one, "head": model.head}
+        names = sorted(parts, reverse=reverse)
+        bases = {name: MAKE_BASE["adamw"](parts[name].parameters()) for name in names}
+        return model, protection, {name: protection.optimizer(bases[name]) for name in names}
+
+    _, protection, optimizers = make()
+    for _ in range(5):
+        protection.loss()
+    saved = {name: through_file(each.state_dict()) for name, each in optimizers.items()}
+    _, protection, optimizers = make(reverse=True)
+    for name, each in optimizers.items():
+        each.load_state_dict(saved[name])
+    assert protection.calls == 5
+    protection.loss()
+    assert {each.param_groups[0]["drawn"] for each in optimizers.values()} == {6}
+
+
+def test_two_teachers_of_one_optimizer_count_for_themselves() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Branches()
+    base = MAKE_BASE["adamw"](model.parameters())
+    first = syngap.protect(model, known_inputs(), gate=False)
+    first.optimizer(base)
+    first.loss()
+    second = syngap.protect(model, known_inputs() + 0.1, gate=False)
+    second.optimizer(base)
+    for _ in range(2):
+        second.loss()
+    assert (first.calls, second.calls) == (1, 2)
+    first.loss()
+    assert (first.calls, second.calls) == (2, 2)
+
+
+def test_a_teacher_over_an_optimizer_with_a_gate_leaves_its_record() -> None:
+    model, _, optimizer = branches()
+    before = copy.deepcopy(optimizer.state_dict())
+    other = syngap.protect(model, known_inputs() + 0.1, gate=False)
+    assert other.optimizer(optimizer) is optimizer
+    other.loss()
+    assert other.calls == 1
+    assert_identical(optimizer.state_dict(), before)
+
+
+def test_another_every_is_refused_also_where_the_state_was_loaded_before() -> None:
+    first = taught()
+    learn(first, range(3))
+    model, protection, _ = taught(every=3)
+    base = MAKE_BASE["adamw"](model.parameters())
+    base.load_state_dict(through_file(first[2].state_dict()))
+    with pytest.raises(ValueError, match="teacher_every is '2', and here 3"):
+        protection.optimizer(base)
+
+
+def test_without_a_teacher_every_is_of_no_importance() -> None:
+    saved = saved_by(branches(teacher=False, every=1))
+    branches(teacher=False, every=2)[2].load_state_dict(saved)
+
+
+def test_the_last_optimizer_counts_where_nobody_else_has_it() -> None:
+    def train() -> Protection:
+        run = branches()
+        learn(run, range(3))
+        return run[1]
+
+    assert train().report().parts == ("gate", "teacher")
+
+
+@every_form
+def test_parameters_that_are_added_later_are_protected_as_from_the_start(
+    form: dict[str, Any],
+) -> None:
+    def make(*, later: bool) -> Run:
+        model, protection, _ = branches(**form)
+        params = [{"params": [*each.parameters()]} for each in (model.one, model.two, model.head)]
+        base = AdamW(params[: 1 if later else 3], lr=0.02)
+        optimizer = protection.optimizer(base)
+        assert isinstance(optimizer, WrappedSynGAP)
+        for group in params[1:] if later else []:
+            optimizer.add_param_group(group)
+        return model, protection, optimizer
+
+    whole, added = make(later=False), make(later=True)
+    for run in (whole, added):
+        learn(run, range(3))
+    assert_identical(values_of(added[0]), values_of(whole[0]))
+    other = make(later=False)
+    other[2].load_state_dict(through_file(added[2].state_dict()))
+    assert_identical(other[2].state_dict(), whole[2].state_dict())
+
+
+def test_a_protection_is_not_copied() -> None:
+    model, protection, _ = branches()
+    with pytest.raises(TypeError, match=r"copy the model, and protect\(\) the copy"):
+        copy.deepcopy((model, protection))
+
+
+def test_interpolation_leaves_what_was_added_as_it_is() -> None:
+    model = Branches()
+    protection = syngap.protect(model, known_inputs())
+    start = values_of(model)
+    model.second = nn.Linear(6, 2)
+    added = model.second.weight.detach().clone()
+    with torch.no_grad():
+        model.one.weight.add_(1.0)
+    protection.interpolate(0.5)
+    assert torch.equal(model.second.weight, added)
+    assert torch.allclose(model.one.weight, start["one.weight"] + 0.5)
+    protection.interpolate(0.0)
+    assert torch.equal(model.one.weight, start["one.weight"])
+
+
+def test_an_optimizer_without_gate_and_teacher_has_no_record() -> None:
+    model = Branches()
+    protection = syngap.protect(model, known_inputs(), gate=False, teacher=False)
+    base = AdamW(model.parameters())
+    names = set(base.param_groups[0])
+    assert set(protection.optimizer(base).param_groups[0]) == names
+
+
 # States of other runs -----------------------------------------------------------------------------
 
 
@@ -303,14 +504,14 @@ def saved_by(run: Run) -> dict[str, Any]:
     return copy.deepcopy(run[2].state_dict())
 
 
-OTHERS = r"other known inputs, another start model or another form; call protect\(\) with the same"
+OTHERS = r"other known inputs, another start model or other options.*call protect\(\) with the same"
 
 
 @every_base
 def test_a_state_of_the_other_form_is_refused(base: str) -> None:
     rotated, filtered = (branches(base, rank="full", rotate=rotate) for rotate in (True, False))
-    assert_refused(filtered, saved_by(rotated), f"rotated is 'True'.*{OTHERS}")
-    assert_refused(rotated, saved_by(filtered), f"rotated is 'False'.*{OTHERS}")
+    assert_refused(filtered, saved_by(rotated), rf"{OTHERS}.*'rotated'.*there it is 'True'")
+    assert_refused(rotated, saved_by(filtered), rf"{OTHERS}.*'rotated'.*there it is 'False'")
 
 
 def test_a_state_of_another_rank_is_refused() -> None:
@@ -327,12 +528,12 @@ def test_a_state_with_other_known_inputs_or_another_start_is_refused() -> None:
     saved = saved_by(branches())
     model = branches()[0]
     protection = syngap.protect(model, known_inputs() + 0.1)
-    assert_refused((model, protection, gated(protection, model)), saved, f"protection.*{OTHERS}")
+    assert_refused((model, protection, gated(protection, model)), saved, rf"{OTHERS}.*protection")
     model = branches()[0]
     with torch.no_grad():
         model.one.weight.mul_(1.5)
     protection = syngap.protect(model, known_inputs())
-    assert_refused((model, protection, gated(protection, model)), saved, f"protection.*{OTHERS}")
+    assert_refused((model, protection, gated(protection, model)), saved, rf"{OTHERS}.*protection")
 
 
 def test_protected_and_plain_states_do_not_mix() -> None:
@@ -575,6 +776,30 @@ def test_new_classes_start_where_they_were_put() -> None:
     assert torch.equal(run[0].head.weight[:3], start["head.weight"])
     assert torch.equal(run[0].one.weight, start["one.weight"])
     assert run[1].report().moved == 0
+
+
+def test_the_report_says_what_new_classes_took_away() -> None:
+    run = branches()
+    assert run[1].report().agreement_with_new is None
+    assert "among" not in str(run[1].report())
+    grow_head(run)
+    with torch.no_grad():
+        run[0].head.bias[4] += 100.0  # a new class is likelier than all old ones
+    report = run[1].report()
+    assert (report.agreement, report.agreement_with_new) == (1.0, 0.0)
+    assert "same first answer 100.0% among former classes and 0.0% among all" in str(report)
+
+
+def test_a_hidden_layer_that_grew_has_no_new_classes() -> None:
+    model, protection, _ = branches()
+    old, new = model.one, nn.Linear(4, 6)
+    with torch.no_grad():
+        new.weight.copy_(old.weight)
+        new.bias.copy_(old.bias)
+    model.one = new
+    protection.grow(old.weight, new.weight)
+    protection.grow(old.bias, new.bias)
+    assert protection.report().agreement_with_new is None
 
 
 def test_growing_before_there_is_an_optimizer_is_growing_after() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from protect_oracle import (
@@ -87,10 +87,12 @@ def attend(packed: Tensor, causal: bool = True) -> Tensor:
 class GPT(nn.Module):
     """One block with Linear layers; positions are looked up for every sample or once for all."""
 
-    def __init__(self, tied: bool = False, broadcast: bool = False) -> None:
+    def __init__(
+        self, tied: bool = False, broadcast: bool = False, padding: int | None = None
+    ) -> None:
         super().__init__()
         self.broadcast = broadcast
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH, padding_idx=padding)
         self.positions = nn.Embedding(LENGTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
@@ -154,25 +156,47 @@ class Attention(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """Experts (E, out, in), each used by F.linear for the rows that are routed to it."""
+    """Experts (E, out, in), each used for the rows that are routed to it.
 
-    def __init__(self) -> None:
+    Args:
+        way: "linear" takes one expert at a time, "gathered" and "transposed" one for each row, by
+            W x and by x Wᵀ, and "grouped" all at once, of which torch has no kernel in float64.
+    """
+
+    def __init__(self, way: str = "linear") -> None:
         super().__init__()
+        self.way = way
         self.router = nn.Linear(4, 2)
-        self.experts = nn.Parameter(torch.randn(2, 6, 4))
-        self.head = nn.Linear(6, 4)
+        width = 8 if way == "grouped" else 6  # whose rows have to be multiples of 16 bytes
+        self.experts = nn.Parameter(torch.randn(2, width, 4))
+        self.head = nn.Linear(width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         share, chosen = self.router(rows).softmax(-1).max(-1)
-        mixed = rows.new_zeros(len(rows), 6)
-        for expert in range(2):
-            picked = (chosen == expert).nonzero().squeeze(-1)
-            if len(picked):
-                outputs = F.linear(rows[picked], self.experts[expert])
-                mixed = mixed.index_add(0, picked, outputs * share[picked].unsqueeze(-1))
+        mixed = share.unsqueeze(-1) * self.mix(rows, chosen)
         output: Tensor = self.head(torch.tanh(mixed))
         return output.reshape(*x.shape[:-1], -1)
+
+    def mix(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """Multiply each row with the expert that is chosen for it."""
+        if self.way == "gathered":
+            return torch.bmm(self.experts[chosen], rows.unsqueeze(-1)).squeeze(-1)
+        if self.way == "transposed":
+            picked = torch.index_select(self.experts, 0, chosen)
+            return (rows.unsqueeze(1) @ picked.transpose(1, 2)).squeeze(1)
+        if self.way == "grouped" and rows.dtype is not torch.float64:
+            order = chosen.argsort()
+            ends = chosen.bincount(minlength=2).cumsum(0).int()
+            mixed = F.grouped_mm(rows[order], self.experts.transpose(1, 2), offs=ends)
+            return mixed[order.argsort()]
+        mixed = rows.new_zeros(len(rows), self.experts.shape[1])
+        for expert in range(2):
+            found = (chosen == expert).nonzero().squeeze(-1)
+            if len(found):
+                outputs = F.linear(rows[found], self.experts[expert])
+                mixed = mixed.index_add(0, found, outputs)
+        return mixed
 
 
 class DenseExperts(nn.Module):
@@ -437,6 +461,14 @@ CASES: tuple[Case, ...] = (
         _BLOCK_BIASES,
     ),
     Case(
+        "gpt_padding_idx",
+        lambda: GPT(padding=-2),
+        texts,
+        (*_EMBEDDINGS, *_BLOCK, *linears("head")),
+        _BLOCK_BIASES,
+        seed=3,
+    ),
+    Case(
         "gpt_tied",
         lambda: GPT(tied=True),
         texts,
@@ -504,6 +536,18 @@ CASES: tuple[Case, ...] = (
         spell_out_routed,
         seed=1,
     ),
+    *(
+        Case(
+            f"experts_{way}",
+            partial(RoutedExperts, way),
+            images(20, 3, 4),
+            (Product("experts", stack=True, by_batches=True), *linears("router", "head")),
+            biases("router", "head"),
+            spell_out_routed,
+            seed=1,
+        )
+        for way in ("gathered", "transposed")
+    ),
     Case(
         "experts_bmm",
         DenseExperts,
@@ -540,6 +584,18 @@ CASES: tuple[Case, ...] = (
         biases("first", "second"),
         seed=3,
     ),
+)
+
+
+# In float64, of which torch has no kernel for groups, its way is that of `experts_routed_tokens`.
+GROUPED = Case(
+    "experts_grouped",
+    partial(RoutedExperts, "grouped"),
+    images(20, 3, 4),
+    (Product("experts", stack=True, by_batches=True), *linears("router", "head")),
+    biases("router", "head"),
+    spell_out_routed,
+    seed=1,
 )
 
 

@@ -236,6 +236,7 @@ class _Noted:
     inputs_side: int
     start: int
     image: bool = False
+    unlearned: Tensor | None = None  # rows that give no gradient
 
 
 @dataclass
@@ -253,6 +254,7 @@ class _Notes:
         index: int = 0,
         start: int = 0,
         image: bool = False,
+        unlearned: Tensor | None = None,
     ) -> Tensor:
         if name in self.shapes:
             before = sum(
@@ -260,13 +262,17 @@ class _Notes:
                 for note in self.noted
             )
             rows = x.detach().reshape(-1, x.shape[-1])
-            self.noted.append(_Noted(name, index, before, rows, output, inputs_side, start, image))
+            self.noted.append(
+                _Noted(name, index, before, rows, output, inputs_side, start, image, unlearned)
+            )
         return output
 
     def rows_of(self, note: _Noted, delta: Tensor) -> Rows:
         if note.image:  # (1, out, ...) to (positions, out)
             delta = delta[0].reshape(delta.shape[1], -1).T
         delta = delta.reshape(-1, delta.shape[-1])
+        if note.unlearned is not None:
+            delta = delta.masked_fill(note.unlearned.reshape(-1, 1), 0.0)
         counted = torch.tensor([bool((row != 0).any()) for row in delta])
         shape = self.shapes[note.name]
         outputs = shape[0] if note.inputs_side == 1 else shape[1]
@@ -310,7 +316,8 @@ def trace_sample(task: Task, sample: Batch, labels: Tensor) -> Trace:
         x = inputs[0].detach()
         if isinstance(module, nn.Embedding):
             picked = one_hot(x, module.num_embeddings, output.dtype)
-            notes(name, picked, output, inputs_side=0)
+            padding = None if module.padding_idx is None else x == module.padding_idx
+            notes(name, picked, output, inputs_side=0, unlearned=padding)
         elif isinstance(module, nn.Conv1d | nn.Conv2d):
             notes(name, unfold_patches(module, x), output, image=True)
         elif isinstance(module, Conv1D):
@@ -499,8 +506,13 @@ def build_gate(
     rank: Rank = "full",
     consolidation: float = 0.999,
     ambient: float = 0.01,
+    given: Mapping[str, list[tuple[Tensor, Tensor]]] | None = None,
 ) -> Gate:
-    """Compute bases from the first traces, importance and mask from the second."""
+    """Compute bases from the first traces, if none are given, importance and mask from the second.
+
+    Where numbers are rounded, eigenvectors of eigenvalues that are close are any of their span: all
+    else can still be compared in a basis that is given.
+    """
     products = {product.name: product for product in task.products}
     predictions = count_predictions(traces_for_importance)
     bases: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -508,8 +520,11 @@ def build_gate(
     for name, param in trainable(task.model).items():
         if name in products:
             product = products[name]
-            moments = second_moments(task, product, traces_for_moments)
-            bases[name] = [choose_basis(product, m0, m1, rank) for m0, m1 in moments]
+            if given is None:
+                moments = second_moments(task, product, traces_for_moments)
+                bases[name] = [choose_basis(product, m0, m1, rank) for m0, m1 in moments]
+            else:
+                bases[name] = given[name]
             importance[name] = []
             for index, (left, right) in enumerate(bases[name]):
                 total = param.new_zeros(left.shape[1], right.shape[1])

@@ -10,7 +10,7 @@ own generators: both are in the Trainer's checkpoints, so a resumed run takes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from transformers import Trainer
 from syngap.optim import GatedOptimizer, SynGAP
 from syngap.protection import Protection
 from syngap.protection import protect as protect_model
+from syngap.protection.hints import AS_TOKENS
 
 __all__ = ["SynGAPTrainer", "protected_loss"]
 
@@ -88,7 +89,6 @@ class SynGAPTrainer(Trainer):
         self._gate_options = dict(gate or {})
         self._observes = observe
         self._observed_at = -1  # the step that the last observation was for
-        self._taught = 0  # how often the teacher was asked for this step
         super().__init__(*args, **kwargs)
         if self._gate_options and isinstance(self.optimizer, GatedOptimizer):
             raise ValueError(
@@ -261,10 +261,19 @@ class SynGAPTrainer(Trainer):
         """
         if isinstance(known, (Tensor, Mapping)):
             return known
+        if isinstance(known, (bool, str, bytes)) or not (
+            isinstance(known, Iterable) or hasattr(known, "__getitem__")
+        ):
+            raise TypeError(
+                "protect= takes tokens, a dict as a tokenizer returns, a dataset, or options with "
+                f'these as "known", got {type(known).__name__}'
+            )
         if hasattr(known, "__len__") and hasattr(known, "__getitem__"):
             rows = [known[index] for index in range(len(known))]
         else:
             rows = list(known)
+        if any(isinstance(row, (str, bytes)) for row in rows):
+            raise TypeError(f"protect= has texts: pass their tokens, {AS_TOKENS}")
         size = self.args.per_device_eval_batch_size
         collate = self._get_collator_with_removed_columns(self.data_collator, "known inputs")
         labels = {"labels", *(self.label_names or ())}
@@ -275,6 +284,12 @@ class SynGAPTrainer(Trainer):
             for first in range(0, len(rows), size):
                 batch = collate(rows[first : first + size])
                 batches.append({name: batch[name] for name in batch if name not in labels})
+        if rows and not any(batches):
+            names = ", ".join(rows[0]) if isinstance(rows[0], Mapping) else type(rows[0]).__name__
+            raise TypeError(
+                f"rows of protect= have nothing that the model takes; they have {names}: tokenize "
+                "texts first"
+            )
         return batches
 
     def known_prediction(self, batch: Any) -> Tensor | Distribution:
@@ -293,12 +308,6 @@ class SynGAPTrainer(Trainer):
         if is_divided is None:
             by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             is_divided = by_model or self.compute_loss_func is not None
-        if not protection.known:  # without a gate no optimizer has the number of calls in its state
-            step = self.state.global_step
-            if self._observed_at != step:
-                self._observed_at, self._taught = step, 0
-            protection.calls = step * self.args.gradient_accumulation_steps + self._taught
-            self._taught += 1
         loss = protection.loss()
         return loss / self.current_gradient_accumulation_steps if is_divided else loss
 

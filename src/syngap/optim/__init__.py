@@ -12,8 +12,8 @@ Where to find what:
 - `basis`: the coordinates of a weight, its entries or directions; `directions`: those that follow a
   stream; `knowledge`: directions and importance from inputs without labels; `moments`: the
   directions; `uses`: where a forward pass multiplies with a weight
-- `update`: the arithmetic of a step; `fused`: as one kernel on a GPU;
-  `compact`: importance in two bytes
+- `update`: the arithmetic of a step; `update_forms`: how another optimizer's update goes through
+  the gate; `fused`: one kernel on a GPU; `compact`: importance in two bytes
 - `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`,
   `loaded_directions`: what a state may hold that is loaded; `errors`, `notices`: errors and
   warnings; `gate_changes`: importance taken over, restored, or grown between steps

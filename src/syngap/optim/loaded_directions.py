@@ -16,6 +16,7 @@ __all__ = ["check_directions", "check_protection"]
 
 _PROTECTION = ("protection", "rotated", "drawn")
 _AGAIN = "call protect() with the same inputs on the model before training, then load"
+_OTHERWISE = "load it into an optimizer that was made as that one was"
 _GROWN = "load before that and call grow()"
 _MANY = 1 << 53  # calls of a loss, which no run makes
 # How far products of directions may be from those of orthonormal ones, by their type.
@@ -38,15 +39,25 @@ def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str,
                     f"{where}: the run {which} of an optimizer of syngap.protect (it has "
                     f"{'a' if name in theirs else 'no'} {name!r}), and this one "
                     f"{'is not' if name in theirs else 'is'}: "
-                    + (_AGAIN if name in theirs else "load it into SynGAP.wrap")
+                    + (_AGAIN if name in theirs else _OTHERWISE)
                 )
         for name in ("protection", "rotated"):
             value, own = theirs.get(name), ours.get(name)
             if type(value) is not type(own) or value != own:
+                differs = f"; there it is {str(value)[:80]!r}, here {str(own)[:80]!r} (rotate=)"
                 raise ValueError(
-                    f"{where}: {name} is {str(value)[:80]!r}, and here {str(own)[:80]!r}: the run "
-                    "was protected with other known inputs, another start model or another form; "
-                    + _AGAIN
+                    "the run was protected with other known inputs, another start model or other "
+                    f"options of protect(): {_AGAIN}. This shows in {name!r} of {where}"
+                    + ("" if name == "protection" else differs)
+                )
+        for name in ("every", "seed"):
+            own = ours.get(f"teacher_{name}")
+            value = theirs.get(f"teacher_{name}", own)  # earlier versions did not save it
+            is_open = own is None or value is None  # as a seed where each process has its own
+            if not is_open and (type(value) is not type(own) or value != own):
+                raise ValueError(
+                    f"{where}: teacher_{name} is {str(value)[:80]!r}, and here {own}: make both "
+                    f"with the same protect(..., {name}=)"
                 )
         drawn = theirs.get("drawn", 0)
         if isinstance(drawn, bool) or not isinstance(drawn, int) or not 0 <= drawn < _MANY:

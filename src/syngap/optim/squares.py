@@ -61,8 +61,8 @@ class Scored:
             yield key, [self._rows(use, delta) for use, delta in pairs]
 
     def _rows(self, use: Use, delta: Tensor) -> tuple[Rows, Rows]:
-        delta = delta * (self.count**0.5 / SCALE)
-        return use.factors(delta, self.batch, accumulator(use.key[0].dtype))
+        dtype = accumulator(use.key[0].dtype)
+        return use.factors(delta, self.batch, dtype, self.count**0.5 / SCALE)
 
 
 class Gathering:

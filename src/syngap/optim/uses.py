@@ -2,7 +2,7 @@
 
 The gradient of a weight is a sum over rows, left ⊗ right: for y = W x of ∂/∂y and x, for an
 embedding of the token's unit vector and ∂/∂y. `Recorder` notes calls of torch's functions, not of
-modules, so that it sees packed projections, tied weights and slices of stacked experts alike.
+modules, so that it sees packed projections, tied weights and matrices of stacked experts alike.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F  # as everywhere
 from torch.overrides import TorchFunctionMode
 
+from syngap.optim.experts import Experts, Part
+
 __all__ = ["Key", "Recorder", "Rows", "Use"]
 
 Key = tuple[Tensor, "int | None"]  # a parameter, and which matrix of a stack
@@ -24,6 +26,9 @@ Key = tuple[Tensor, "int | None"]  # a parameter, and which matrix of a stack
 _PRODUCTS = (torch.matmul, Tensor.matmul, torch.mm, Tensor.mm)
 _SUMS = (torch.addmm, Tensor.addmm)
 _BATCHED = (torch.bmm, Tensor.bmm)
+_GATHERS = (Tensor.__getitem__, torch.index_select, Tensor.index_select)
+# By name: older versions of torch lack the first, and transformers has the second in its place.
+_GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2}
 
 
@@ -78,9 +83,13 @@ class Use:
         """The side of the weight that inputs are on; of an embedding, that of its vectors."""
         return 0 if self.kind == "product" else 1
 
-    def factors(self, delta: Tensor, batch: int, dtype: torch.dtype) -> tuple[Rows, Rows]:
-        """Return the rows of both sides, for the gradient of the output, in batch groups."""
-        rows = self._grouped(self.to_rows(delta.detach()).to(dtype), batch)
+    def factors(
+        self, delta: Tensor, batch: int, dtype: torch.dtype, scale: float = 1.0
+    ) -> tuple[Rows, Rows]:
+        """Return the rows of both sides, for the scaled gradient of the output, in batch groups."""
+        # One copy: of a large vocabulary a second one would count.
+        scaled = self.to_rows(delta.detach()).to(dtype, copy=True).mul_(scale)
+        rows = self._grouped(scaled, batch)
         if self.kind == "bias":
             return self._padded(rows), Rows(rows.new_ones(*rows.shape[:2], 1))
         assert self.entered is not None
@@ -122,6 +131,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.params = set(params)
         self.uses: list[Use] = []
+        self._experts = Experts(self.params)
 
     def __torch_function__(
         self,
@@ -146,6 +156,10 @@ class Recorder(TorchFunctionMode):
             self._sum(output, *args, **kwargs)
         elif func in _BATCHED:
             self._batched(output, *args, **kwargs)
+        elif func in _GATHERS:
+            self._experts.note(output, *args, **kwargs)
+        elif getattr(func, "__name__", "") in _GROUPED:
+            self._grouped(output, *args, **kwargs)
         elif func in _CONVOLUTIONS:
             self._convolution(_CONVOLUTIONS[func], output, *args, **kwargs)
         elif func is F.embedding:
@@ -172,8 +186,8 @@ class Recorder(TorchFunctionMode):
             if transposed or not offset:
                 kind: Literal["linear", "product"] = "linear" if transposed else "product"
                 self._note(Use((param, index), kind, input, output, offset), index is not None)
-        elif other.dim() == 3 and other in self.params and input.dim() == 3:
-            self._batched(output, input, other)
+        elif input.dim() == other.dim() == 3:
+            self._batched(output, *(_broadcast(each, len(output)) for each in (input, other)))
 
     def _sum(
         self,
@@ -190,18 +204,41 @@ class Recorder(TorchFunctionMode):
             self._bias(output, input, False)
 
     def _batched(self, output: Tensor, input: Tensor, mat2: Tensor, **_: Any) -> None:
-        if mat2 in self.params:
-            for index in range(len(mat2)):
-                self._note(
-                    Use(
-                        (mat2, index),
-                        "product",
-                        input[index],
-                        output,
-                        to_rows=lambda delta, index=index: delta[index],  # type: ignore[misc]
-                    ),
-                    unordered=True,
-                )
+        stack = self._experts.find(mat2)
+        if stack is not None:
+            kind: Literal["linear", "product"] = "linear" if stack.transposed else "product"
+            self._parts(stack.param, stack.parts(), kind, input, output)
+            return
+        stack = self._experts.find(input)
+        if stack is not None:  # W x: its rows are columns
+            kind = "product" if stack.transposed else "linear"
+            self._parts(stack.param, stack.parts(), kind, mat2.mT, output, columns=True)
+
+    def _grouped(
+        self, output: Tensor, input: Tensor, weight: Tensor, offs: Any = None, *_: Any, **__: Any
+    ) -> None:
+        stack = self._experts.find(weight)
+        if stack is not None and input.dim() == 2 and isinstance(offs, Tensor):
+            kind: Literal["linear", "product"] = "linear" if stack.transposed else "product"
+            self._parts(stack.param, stack.groups(offs), kind, input, output)
+
+    def _parts(
+        self,
+        param: Tensor,
+        parts: Iterable[Part],
+        kind: Literal["linear", "product"],
+        entered: Tensor,
+        output: Tensor,
+        columns: bool = False,
+    ) -> None:
+        """Note a product with matrices of a stack: a use of each, with its part of the rows."""
+        for index, part in parts:
+
+            def to_rows(delta: Tensor, part: Any = part) -> Tensor:
+                return (delta.mT if columns else delta)[part]
+
+            use = Use((param, index), kind, entered.detach()[part], output, to_rows=to_rows)
+            self._note(use, unordered=True)
 
     def _convolution(
         self,
@@ -323,6 +360,11 @@ class Recorder(TorchFunctionMode):
         for use in self.uses[first:]:  # torch puts the sequence first
             use.batch_dim = 1 if use.output.dim() == 3 else None
         return attended, weights
+
+
+def _broadcast(matrices: Tensor, count: int) -> Tensor:
+    """Return matrices as a product takes them that has so many."""
+    return matrices if len(matrices) == count else matrices.expand(count, -1, -1)
 
 
 def _patches(x: Tensor, kernel: torch.Size, stride: Any, padding: Any, dilation: Any) -> Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from syngap.optim import gate_changes
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.checks import (
     GATE_OPTIONS,
@@ -18,18 +21,19 @@ from syngap.optim.checks import (
     check_nonfinite_policy,
     check_options,
     check_params,
-    is_of_torch,
 )
 from syngap.optim.errors import nonfinite_error
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
+from syngap.optim.knowledge import Known
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION, sharded_state
-from syngap.optim.tensors import as_shard, local
-from syngap.optim.update import Work, fold, masks, portions, scale, stack_masks
+from syngap.optim.tensors import local
+from syngap.optim.update import fold
+from syngap.optim.update_forms import Finish, prepare
 
-__all__ = ["WrappedSynGAP"]
+__all__ = ["WrappedSynGAP", "inner_optimizer"]
 
 _PREFIX = "base."
 _NOT_GATED: dict[type[Optimizer], str] = {
@@ -49,9 +53,11 @@ class WrappedSynGAP(GatedOptimizer):
 
     Attributes:
         base: the optimizer behind the gate.
+        known: what syngap.protect knows of parameters that may be added later.
     """
 
     base: Optimizer
+    known: Mapping[Tensor, Known] = MappingProxyType({})
     _is_made = False
 
     def __init__(
@@ -115,7 +121,10 @@ class WrappedSynGAP(GatedOptimizer):
         self.base.param_groups = groups
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Fold what was observed into the importance, then let the base move the parameters."""
+        """Fold what was observed into the importance, then let the base move the parameters.
+
+        Whatever is raised meanwhile, parameters and gradients are afterwards what they were.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -126,50 +135,54 @@ class WrappedSynGAP(GatedOptimizer):
         with torch.no_grad():
             for work in works:
                 fold(work)
-            before = [(param, param.detach().clone()) for param in self._in_float16()]
-            finishers = [self._prepare(work) for work in works]
+            hooked = inner_optimizer(self.base)
+            for hook in hooked._optimizer_step_pre_hooks.values():
+                hook(hooked, (hooked,), {})
             frozen = [(p, p.grad) for p in self._gate.params() if not p.requires_grad]
-            for param, _ in frozen:
-                param.grad = None  # a gradient from before it was frozen would still move it
+            undo: list[Finish] = []
             try:
-                self.base.step()
-            finally:
+                for param, _ in frozen:
+                    param.grad = None  # a gradient from before it was frozen would still move it
+                finishers = [prepare(self.base, work, undo) for work in works]
+                self._step_base()
                 for finish in finishers:
                     finish()
+                self._require_finite()
+            except BaseException:
+                for restore in undo:
+                    restore()
+                raise
+            finally:
                 for param, grad in frozen:
                     param.grad = grad
                 for work in works:
                     work.grads = []  # a work is kept, and would keep them through the next pass
-            self._require_finite(before)
+        for hook in hooked._optimizer_step_post_hooks.values():
+            hook(hooked, (hooked,), {})
         return loss
 
-    def _in_float16(self) -> list[Tensor]:
-        """Return the parameters that a step can spoil by itself, as where an eps of 1e-8 is 0."""
+    def _step_base(self) -> None:
+        """Let the base make its step, without its hooks: parameters may be in other coordinates."""
+        hooked = inner_optimizer(self.base)
+        hooks = hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks
+        hooked._optimizer_step_pre_hooks = OrderedDict()
+        hooked._optimizer_step_post_hooks = OrderedDict()
+        try:
+            self.base.step()
+        finally:
+            hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks = hooks
+
+    def _require_finite(self) -> None:
+        """Refuse a step that spoiled weights in float16, as where an eps of 1e-8 is 0."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return []
-        return [param for param in self._gate.params() if param.dtype == torch.float16]
-
-    def _require_finite(self, before: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Refuse a step after which parameters are not finite; they are then what they were."""
-        if all(bool(local(param).isfinite().all()) for param, _ in before):
             return
-        for param, former in before:
-            param.copy_(former)
-        raise nonfinite_error(
-            f"step {self.gate.steps} of {type(self.base).__name__} gave weights that are not "
-            "finite, and they are again what they were before it",
-            self.param_groups,
-        )
-
-    def _prepare(self, work: Work) -> Callable[[], None]:
-        """Do what comes before the base's step, and return what comes after it."""
-        if work.options.get("rotated") and work.stacks:
-            return _rotate(work, keeps_weights=_needs_weights(self.base, work))
-        if work.stacks:
-            return _filter_update(work)
-        if _is_plain_descent(self.base, work):
-            return _mask_gradients(work)
-        return _mask_update(work)
+        half = [local(param) for param in self._gate.params() if param.dtype == torch.float16]
+        if not all(bool(param.isfinite().all()) for param in half):
+            raise nonfinite_error(
+                f"step {self.gate.steps} of {type(self.base).__name__} gave weights that are not "
+                "finite, and they are again what they were before it",
+                self.param_groups,
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base, with the gate's own options where given."""
@@ -181,6 +194,10 @@ class WrappedSynGAP(GatedOptimizer):
         options = self.defaults | counts | param_group
         self.base.add_param_group(options)
         self._check_last_group()
+        added = self.param_groups[-1]["params"]
+        if any(param in self.known for param in added):
+            known = {param: self.known[param] for param in added if param in self.known}
+            gate_changes.adopt(self.gate, known)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of gate and base in one, the base's under keys with a prefix."""
@@ -243,6 +260,7 @@ class WrappedSynGAP(GatedOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""
         own = {"base": self.base, "_gate_options": self._gate_options, "_is_made": True}
+        own |= {"known": dict(self.known)}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -253,122 +271,8 @@ class WrappedSynGAP(GatedOptimizer):
         return (self.state, self.base.state)
 
 
-def _is_plain_descent(base: Optimizer, work: Work) -> bool:
-    options = work.options
-    return type(base) is torch.optim.SGD and not options["momentum"] and not options["weight_decay"]
-
-
-def _needs_weights(base: Optimizer, work: Work) -> bool:
-    """Return whether the base's step depends on where the weights are."""
-    return not is_of_torch(base) or bool(work.options.get("weight_decay", True))
-
-
-def _rotate(work: Work, *, keeps_weights: bool) -> Callable[[], None]:
-    """Let the base work in the coordinates of the bases, and bring its masked update back.
-
-    Args:
-        work: the work of a step, with bases that are complete.
-        keeps_weights: False where the base would do the same with weights of zero, which spares
-            the products that rotate them.
-    """
-    places = [place for stack in work.stacks for place in stack.places]
-    params = [work.params[place] for place in places]
-    saved = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(saved, work.params)
-    grads = [param.grad for param in work.whole]
-    rotated = [
-        param if grad is None else local(grad)
-        for param, grad in zip(work.params, grads, strict=True)
-    ]
-    for stack in work.stacks:
-        stack.scatter(stack.basis.into(stack.gather(rotated)), rotated)
-    for place in places:
-        if grads[place] is not None:
-            work.whole[place].grad = as_shard(rotated[place], work.whole[place])
-    starts: list[Tensor] = []
-    if keeps_weights:
-        there = list(work.params)
-        for stack in work.stacks:
-            stack.scatter(stack.basis.into(stack.gather(there)), there)
-        starts = [there[place] for place in places]
-        torch._foreach_copy_(params, starts)
-    else:
-        torch._foreach_zero_(params)
-    others = [index for index, basis in enumerate(work.bases) if basis is None]
-
-    def finish() -> None:
-        for param, grad in zip(work.whole, grads, strict=True):
-            param.grad = grad
-        if starts:
-            torch._foreach_sub_(params, starts)
-        stack_masks(work)
-        back = list(work.params)
-        for stack in work.stacks:
-            assert stack.mask is not None
-            stack.scatter(stack.basis.back_masked(stack.gather(back), stack.mask), back)
-        torch._foreach_copy_(params, [back[place] for place in places])
-        _mask_others(work, others, saved)
-        torch._foreach_add_(work.params, saved)
-
-    return finish
-
-
-def _filter_update(work: Work) -> Callable[[], None]:
-    """Note where the parameters are; afterwards filter the way they went along directions."""
-    saved = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(saved, work.params)
-    others = [index for index, basis in enumerate(work.bases) if basis is None]
-
-    def finish() -> None:
-        stack_masks(work)
-        places = [place for stack in work.stacks for place in stack.places]
-        torch._foreach_sub_([work.params[n] for n in places], [saved[n] for n in places])
-        updates = list(work.params)
-        for stack in work.stacks:
-            assert stack.mask is not None
-            stack.scatter(stack.basis.filter(stack.gather(updates), stack.mask), updates)
-        torch._foreach_copy_([work.params[n] for n in places], [updates[n] for n in places])
-        _mask_others(work, others, saved)
-        torch._foreach_add_(work.params, saved)
-
-    return finish
-
-
-def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:
-    """Mask the updates of parameters whose coordinates are their entries."""
-    if others:
-        plain = [work.params[index] for index in others]
-        torch._foreach_sub_(plain, [saved[index] for index in others])
-        torch._foreach_mul_(plain, masks(work, others))
-
-
-def _mask_gradients(work: Work) -> Callable[[], None]:
-    """Mask the gradients now; give them back afterwards."""
-    grads = [grad for grad in work.grads if grad is not None]
-    saved = [grad.clone() for grad in grads]
-    for indices in portions(work):
-        known = [index for index in indices if work.grads[index] is not None]
-        if known:
-            parts = [grad for index in known if (grad := work.grads[index]) is not None]
-            scale(work, known, parts, masks(work, known), in_place=True)
-
-    def finish() -> None:
-        if grads:
-            torch._foreach_copy_(grads, saved)
-
-    return finish
-
-
-def _mask_update(work: Work) -> Callable[[], None]:
-    """Note where the parameters are; afterwards mask the way they went."""
-    saved = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(saved, work.params)
-
-    def finish() -> None:
-        for indices in portions(work):
-            params, olds = ([each[index] for index in indices] for each in (work.params, saved))
-            torch._foreach_sub_(params, olds)
-            scale(work, indices, params, masks(work, indices), in_place=True)
-            torch._foreach_add_(params, olds)
-
-    return finish
+def inner_optimizer(base: Optimizer) -> Optimizer:
+    """Return the optimizer that has hooks: what accelerate prepared holds it."""
+    while not hasattr(base, "_optimizer_step_post_hooks"):
+        base = base.optimizer  # type: ignore[attr-defined]
+    return base

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributions import Categorical, Distribution, kl_divergence
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    Transform,
+    kl_divergence,
+)
 
 from syngap.messages import count_of
 from syngap.optim.errors import FLOAT16, NotFiniteError
@@ -19,7 +26,9 @@ from syngap.optim.tensors import wide
 
 __all__ = [
     "Answers",
+    "check_divergence",
     "check_prediction",
+    "computed",
     "divergence",
     "divergence_and_difference",
     "take_answers",
@@ -81,6 +90,30 @@ def check_prediction(prediction: object) -> None:
 
 
 @torch.no_grad()
+def check_divergence(prediction: object) -> None:
+    """Refuse a distribution of which torch has no KL divergence, which a teacher needs.
+
+    It is tried from a copy in which what the model computed is a little different: of transformed
+    distributions torch knows it only where the transforms are equal.
+    """
+    if not isinstance(prediction, Distribution):
+        return
+    if computed(lambda: kl_divergence(_copied(prediction, _nudged), prediction)) is None:
+        raise TypeError(
+            f"the model answers known inputs with {_name(prediction)}, of which torch has no KL "
+            "divergence, and the teacher needs one: pass teacher=False, or register one by "
+            "torch.distributions.kl.register_kl"
+        )
+
+
+def computed(measure: Callable[[], Tensor]) -> Tensor | None:
+    """Return a measure of distributions, None where torch has no formula for them."""
+    with suppress(NotImplementedError):  # which is how torch says so
+        return measure()
+    return None
+
+
+@torch.no_grad()
 def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answers:
     """Return what to remember of a prediction.
 
@@ -90,7 +123,7 @@ def take_answers(prediction: Tensor | Distribution, mask: Tensor | None) -> Answ
     """
     check_prediction(prediction)
     if isinstance(prediction, Distribution):
-        copied = _detached(prediction)
+        copied = _copied(prediction, lambda value: value.detach().clone())
         if any(bool(value.isnan().any()) for value in _tensors(copied)):
             raise NotFiniteError(f"the model answers a known input with NaN in {prediction}")
         return Answers(copied, mask)
@@ -212,6 +245,12 @@ def width_of(prediction: Tensor | Distribution) -> int | None:
     return prediction.logits.shape[-1] if isinstance(prediction, Categorical) else None
 
 
+def _name(distribution: object) -> str:
+    """Return what kind a distribution is, such as "Independent of StudentT"."""
+    inner = f" of {_name(distribution.base_dist)}" if isinstance(distribution, Independent) else ""
+    return f"{type(distribution).__name__}{inner}"
+
+
 def _describe(distribution: Distribution) -> str:
     shapes = f"batch {tuple(distribution.batch_shape)}, event {tuple(distribution.event_shape)}"
     width = width_of(distribution)
@@ -244,12 +283,24 @@ def _tensors(prediction: Tensor | Distribution) -> Iterator[Tensor]:
             yield value
 
 
-def _detached(distribution: Distribution) -> Distribution:
-    """Return a copy without a graph; parameters of torch's distributions are their attributes."""
-    found = copy.copy(distribution)
-    for name, value in vars(found).items():
-        if isinstance(value, Tensor):
-            vars(found)[name] = value.detach().clone()
-        elif isinstance(value, Distribution):
-            vars(found)[name] = _detached(value)
-    return found
+def _copied(
+    value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any] | None = None
+) -> Any:
+    """Return a copy with changed tensors: attributes of distributions, and of their transforms."""
+    done = {} if done is None else done  # a transform and its inverse have each other
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list):
+        return [_copied(each, change, done) for each in value]
+    if not isinstance(value, (Distribution, Transform)):
+        return value
+    if id(value) not in done:
+        done[id(value)] = found = copy.copy(value)
+        for name, each in vars(value).items():
+            vars(found)[name] = _copied(each, change, done)
+    return done[id(value)]
+
+
+def _nudged(value: Tensor) -> Tensor:
+    """Return what the model computed, a little different, and a constant as it is."""
+    return torch.where(value == 0, 1e-3, value * 0.999) if value.requires_grad else value

@@ -8,6 +8,7 @@ the forward pass of the new batch, on a stream of its own.
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from syngap.protection.answers import divergence_and_difference
 from syngap.protection.gradients import leaves_of, nodes_of, times
 from syngap.protection.pending import Pending
 
-__all__ = ["CapturedPass", "capture"]
+__all__ = ["CapturedPass", "capture", "recording"]
 
 PREDICTIONS = 4096  # at a time: what a graph takes of memory is of no use to anything else
 MORE_MEMORY = 8  # times as much takes a block that is not run again
@@ -372,7 +373,7 @@ def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterat
     spare, pool = generator.clone_state(), torch.cuda.graph_pool_handle()
     current = torch.cuda.current_stream()
     try:
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+        with recording(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     except RuntimeError:
         torch.cuda.set_stream(current)
@@ -380,3 +381,20 @@ def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterat
         with suppress(RuntimeError):  # where torch has done it
             torch._C._cuda_endAllocateToPool(stream.device_index, pool)
         raise
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
+    """Record what is done inside as a CUDA graph, while no garbage is collected.
+
+    No graph may be deleted while another is recorded, and the collector may delete one any time.
+    """
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -22,6 +22,7 @@ from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
+from syngap.protection.participation import Participation
 from syngap.protection.processes import raised_in_all, require_same, share_knowledge
 from syngap.protection.refusals import (
     check_arguments,
@@ -33,11 +34,13 @@ from syngap.protection.refusals import (
     check_labels,
     check_model,
     check_optimizer,
+    check_rotation,
     check_share,
     names_of,
     predicting,
 )
 from syngap.protection.report import Report, advice, compare, coverage
+from syngap.protection.resuming import Optimizers
 from syngap.protection.start import Start
 from syngap.protection.teacher import Teacher
 
@@ -139,7 +142,7 @@ def protect(
         batches = known_inputs.batches_of(known, batch_size)
         if predict is None:
             check_labels(model, batches[0])
-        predict = predicting(model, predict)
+        predict = predicting(model, predict, needs_kl=teacher)
         is_cut = isinstance(known, (Tensor, Mapping))
         taught = known_inputs.cut([known] if is_cut else batches, anchors)
     reshard(model)
@@ -202,8 +205,8 @@ class Protection:
         self._options = options
         self._rotate, self._strength, self._seed = rotate, strength, seed
         self._uses_teacher, self._interpolated = uses_teacher, 1.0
-        self._optimizer: WrappedSynGAP | None = None
-        self._drawn = 0
+        self._optimizers = Optimizers(options["protection"])
+        self._participation = Participation()
         params: list[Tensor] = list(model.parameters())
         self._device = params[0].device
         self._start = Start(model)
@@ -240,15 +243,20 @@ class Protection:
         """Return an optimizer that makes the updates of `base` through the gate.
 
         Learning rates, decay and momentum stay those of `base`, whose parameter groups are shared.
-        Without a gate it is `base` itself.
+        Without a gate it is `base` itself, whose state then has the place of the teacher.
         """
         if not isinstance(base, Optimizer):
             raise TypeError(
                 "optimizer() takes an optimizer that holds parameters, such as "
                 f"torch.optim.AdamW(model.parameters()), got {base!r}"
             )
+        own_seed = self._seed if self._process_group is None else None
+        every = self._every if self._uses_teacher else None
+        record = {"teacher_every": every, "teacher_seed": own_seed, "drawn": self.calls}
+        if self._uses_teacher:
+            self._participation.remind(base, lambda: self.calls)
         if not self.known:
-            return base
+            return self._optimizers.add_plain(base, record) if self._uses_teacher else base
         params = [param for group in base.param_groups for param in group["params"]]
         reshard(self.model)
         now: set[Tensor] = set(self.model.parameters())
@@ -256,18 +264,18 @@ class Protection:
         bases = [known.basis for known in self.known.values() if known.basis is not None]
         complete = all(basis.is_complete for basis in bases)
         rotate = self._rotate
-        if rotate is None:
-            rotate = complete and isinstance(base, (torch.optim.Adam, torch.optim.AdamW))
-        elif rotate and not complete:
-            raise ValueError('rotate=True needs complete bases: leave it out, or pass rank="full"')
+        if rotate is None:  # moments that are there already are along entries
+            is_adam = isinstance(base, (torch.optim.Adam, torch.optim.AdamW))
+            rotate = complete and is_adam and not base.state
+        elif rotate:
+            check_rotation(base, complete)
         options = {
             "retention": DEFAULTS.retention,  # for a loop that observes as well
             "damping": DAMPING,
             "scope": "network",
             "bounded": True,
             "rotated": rotate,
-            "drawn": self._drawn,
-        } | self._options
+        } | (self._options | record)
         is_whole = all(param in now for param in params)  # a loss may have parameters of its own
         estimator = Estimator(
             "sampled", None, self.model if is_whole else None, self._process_group
@@ -275,7 +283,8 @@ class Protection:
         schedule, compact = Schedule(1, 0), are_on_gpu(params)
         made = WrappedSynGAP(base, estimator, schedule, compact, "raise", options)
         gate_changes.adopt(made.gate, self.known)
-        self._optimizer = made
+        made.known = self.known
+        self._optimizers.add(made)
         return made
 
     def loss(self) -> Tensor:
@@ -290,23 +299,19 @@ class Protection:
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
         place = self._place(number // self._every)
-        found = self._teacher.loss(place, self._strength * self._every)
+        loss = self._teacher.loss(place, self._strength * self._every)
         if self._warns and self._every == 1 and self._teacher.runs_plainly:
             self._notices.warn("plain", _PLAIN)
-        return found
+        return self._participation.watch(loss)
 
     @property
     def calls(self) -> int:
         """How often `loss` was called: where a resumed run goes on. An optimizer's state has it."""
-        if self._optimizer is None:
-            return self._drawn
-        return int(self._optimizer.param_groups[0]["drawn"])
+        return self._optimizers.place
 
     @calls.setter
     def calls(self, number: int) -> None:
-        self._drawn = number
-        if self._optimizer is not None:
-            self._optimizer.param_groups[0]["drawn"] = number
+        self._optimizers.place = number
 
     def _place(self, number: int) -> int:
         """Return which inputs the n-th call takes: all in an order of their own, again and again.
@@ -345,37 +350,37 @@ class Protection:
         """
         names = names_of(self.model)
         check_growth(old, new, names, self._start.values, self.known)
-        if self._optimizer is not None:
-            current = {each for group in self._optimizer.param_groups for each in group["params"]}
-            if old in current:
-                self._optimizer.grow(old, new)
+        for optimizer in self._optimizers.gated():
+            if any(old in set(group["params"]) for group in optimizer.param_groups):
+                optimizer.grow(old, new)
         self._start.grow(names[new], old, new)
         known = self.known.pop(old, None)
         if known is not None:
             self.known[new] = grow_knowledge(known, old, new)
         self._teacher.may_grow = True
 
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        """Refuse: a copy would ask the model that this was made of, not a copy of it."""
+        raise TypeError("a Protection cannot be copied: copy the model, and protect() the copy")
+
     # Afterwards.
 
     @torch.no_grad()
     def report(self) -> Report:
         """Return what changed on the known inputs, and how the model is protected."""
-        kept = compare(self._teacher.comparisons())
+        kept = compare(self._teacher.comparisons(), self._teacher.width)
         reshard(self.model)
-        steps = 0 if self._optimizer is None else self._optimizer.param_groups[0]["steps"]
-        used = (("gate", steps > 0), ("teacher", self._uses_teacher and self.calls > 0))
+        gated = self._optimizers.gated()
+        steps = max((each.param_groups[0]["steps"] for each in gated), default=0)
+        taught = max(0, self.calls - self._every * self._participation.unused)
+        used = (("gate", steps > 0), ("teacher", self._uses_teacher and taught > 0))
         parts = [name for name, is_used in used if is_used]
         if self._interpolated != 1.0:
             parts.append(f"interpolation ({self._interpolated:.0%} of the way kept)")
         moved = self._start.distance(self.model)
-        said = advice(
-            moved, steps if self.known else None, self.calls if self._uses_teacher else None
-        )
-        return Report(
-            kl=kept.kl,
-            loss_before=kept.entropy,
-            loss_now=kept.entropy + kept.kl,
-            agreement=kept.agreement,
+        said = advice(moved, steps if self.known else None, taught if self._uses_teacher else None)
+        return Report.of(
+            kept,
             moved=moved,
             parts=tuple(parts),
             advice=tuple(said),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.optim.optimizer import Optimizer
 from torch.utils.data import Dataset
 
 from syngap.messages import count_of
@@ -24,6 +24,15 @@ from syngap.optim.scores import require_classes_last
 from syngap.optim.state_transfer import require_growth
 from syngap.optim.tensors import is_sharded
 from syngap.protection.anchors import mask_of, tensors_of
+from syngap.protection.answers import check_divergence
+from syngap.protection.hints import (
+    AS_TENSOR,
+    NO_BATCH,
+    are_inputs_and_labels,
+    has_no_batch,
+    hints_for,
+    is_array,
+)
 
 __all__ = [
     "check_arguments",
@@ -35,6 +44,7 @@ __all__ = [
     "check_labels",
     "check_model",
     "check_optimizer",
+    "check_rotation",
     "check_share",
     "names_of",
     "predicting",
@@ -99,6 +109,12 @@ def check_model(model: Any, gate: bool) -> None:
             "requires_grad_(True) on what shall learn, then protect(); with peft, call protect() "
             "after get_peft_model()"
         )
+    if any(param.dtype == torch.float16 and param.requires_grad for param in params):
+        Notices().warn(
+            "float16",
+            "the weights are float16, in which numbers overflow and small moments of an optimizer "
+            "vanish: load the model in float32, and train under torch.autocast",
+        )
 
 
 # Known inputs.
@@ -111,8 +127,8 @@ def check_known(known: Any) -> None:
             "known is a Dataset, and protect() takes batches: pass DataLoader(known, batch_size=16)"
             ", or [x for x, y in DataLoader(known, batch_size=16)] if it has labels"
         )
-    if _is_array(known):
-        raise TypeError(f"known is of type {type(known).__name__}: pass a tensor, {_AS_TENSOR}")
+    if is_array(known):
+        raise TypeError(f"known is of type {type(known).__name__}: pass a tensor, {AS_TENSOR}")
     if isinstance(known, (str, bytes)) or not isinstance(known, Iterable):
         raise TypeError(
             "known must be a tensor, a dict of tensors or batches of them, got "
@@ -176,106 +192,28 @@ def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:
     return True
 
 
-def are_inputs_and_labels(parts: Sequence[Any]) -> bool:
-    """Return whether two tensors look like inputs and their labels.
-
-    Labels are one number a sample, classes of places beside real numbers, or a text's next tokens.
-
-    Examples:
-        >>> x, tokens = torch.randn(8, 3, 4, 4), torch.arange(24).view(4, 6)
-        >>> are_inputs_and_labels([x, torch.zeros(8)]), are_inputs_and_labels([x, x])
-        (True, False)
-        >>> are_inputs_and_labels([x, torch.zeros(8, 4, 4, dtype=torch.long)])
-        True
-        >>> are_inputs_and_labels([tokens[:, :-1], tokens[:, 1:]])
-        True
-        >>> are_inputs_and_labels([tokens, torch.ones_like(tokens)])  # a mask
-        False
-    """
-    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.dim() for part in parts):
-        return False
-    inputs, other = parts
-    if len(inputs) != len(other):
-        return False
-    if other.numel() == len(other) < inputs.numel():
-        return True
-    if other.is_floating_point() or other.dtype is torch.bool:
-        return False
-    if inputs.is_floating_point():
-        return bool(other.dim() < inputs.dim())
-    if inputs.shape != other.shape:
-        return False
-    ignored = other < 0  # such as -100
-    is_next = ((other == inputs.roll(-1, -1)) | ignored)[..., :-1]
-    return bool((is_next.numel() and is_next.all()) or ((other == inputs) | ignored).all())
-
-
-def predicting(model: nn.Module, predict: Predict | None) -> Predict:
+def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False) -> Predict:
     """Return what predicts from a batch, and says what to do where the model did not take it."""
 
     def predicted(batch: Any) -> Tensor | Distribution:
+        nonlocal needs_kl
         try:
             found: Tensor | Distribution = predict(batch) if predict else call(model, batch)
         except Exception as error:
             if type(error) not in (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 raise
-            hint = next(_hints(model, batch, str(error)), "")
+            hint = next(hints_for(model, batch, str(error)), "")
             raise type(error)(f"known inputs: {error}{hint and f'. {hint}'}") from error
-        if isinstance(found, Tensor) and found.dim() < 2 and _has_no_batch(batch):  # one sample
-            raise ValueError(f"known inputs: the prediction has shape {tuple(found.shape)}. {_ONE}")
+        if isinstance(found, Tensor) and found.dim() < 2 and has_no_batch(batch):  # one sample
+            raise ValueError(
+                f"known inputs: the prediction has shape {tuple(found.shape)}. {NO_BATCH}"
+            )
+        if needs_kl:
+            check_divergence(found)
+            needs_kl = False
         return found
 
     return predicted
-
-
-_AS_TENSOR = "such as torch.from_numpy(known)"
-_ONE = (
-    "Inputs of one dimension have no batch dimension: pass known[None] for one sample, "
-    "torch.stack(known) for a list of samples"
-)
-
-
-def _hints(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
-    """Yield what may be wrong with a batch that the model did not take."""
-    leaves = list(_leaves(batch))
-    if any(_is_array(leaf) for leaf in leaves):
-        yield f"Pass tensors, {_AS_TENSOR}"
-    if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
-        yield 'Pass tokens of texts, such as tokenizer(texts, padding=True, return_tensors="pt")'
-    if any(isinstance(leaf, (bool, int, float)) for leaf in leaves):
-        yield (
-            "Pass tensors in place of lists of numbers: a tokenizer makes them with "
-            'padding=True, return_tensors="pt"'
-        )
-    if isinstance(batch, (tuple, list)) and are_inputs_and_labels(batch):
-        yield f"Labels are not needed: pass {inputs_alone(2, 'known')}"
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    own = [param.dtype for param in model.parameters() if param.is_floating_point()]
-    for tensor in tensors:
-        is_real = tensor.is_floating_point()
-        if is_real and "Long, Int" in message:
-            yield f"Tokens are whole numbers, and known has {tensor.dtype}: convert it by .long()"
-        differs = "dtype|scalar type|Input type" if is_real else "same dtype|Input type"
-        if own and tensor.dtype not in own and re.search(differs, message):
-            yield f"Known has {tensor.dtype}, and the model {own[0]}: convert it by .to({own[0]})"
-    if _has_no_batch(batch):
-        yield _ONE
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") and not isinstance(value, Tensor)
-
-
-def _has_no_batch(batch: Any) -> bool:
-    return isinstance(batch, Tensor) and batch.dim() < 2
-
-
-def _leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, (Mapping, tuple, list)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _leaves(value)
-    else:
-        yield batch
 
 
 def check_optimizer(params: list[Tensor], known: dict[Tensor, Known], now: set[Tensor]) -> None:
@@ -292,6 +230,17 @@ def check_optimizer(params: list[Tensor], known: dict[Tensor, Known], now: set[T
                 "no longer has: make the optimizer anew, and call protection.grow(old, new) "
                 "for one that grew"
             )
+
+
+def check_rotation(base: Optimizer, complete: bool) -> None:
+    """Refuse to rotate the state of an optimizer where directions or the state do not allow it."""
+    if not complete:
+        raise ValueError('rotate=True needs complete bases: leave it out, or pass rank="full"')
+    if base.state:
+        raise ValueError(
+            "rotate=True needs an optimizer that has made no step, as its moments are along "
+            "entries of the weights: make a new one, or leave out rotate"
+        )
 
 
 def check_growth(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.distributions import Distribution
 
 from syngap.messages import count_of
 from syngap.optim.knowledge import Known
-from syngap.protection.answers import Answers, divergence
+from syngap.protection.answers import Answers, computed, divergence, first_classes
 
 __all__ = ["Coverage", "Kept", "Report", "advice", "compare", "coverage"]
 
@@ -39,39 +41,61 @@ class Report:
     """What changed on known inputs since `protect()`, and which parts protected the model.
 
     Attributes:
-        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed.
-        loss_before: the mean loss on the model's former answers, before: their entropy.
-        loss_now: the same now. The difference is `kl`.
+        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed. None for a
+            distribution of which torch has no KL divergence.
+        loss_before: the mean loss on the model's former answers, before: their entropy, None for a
+            distribution of which torch has none.
+        loss_now: the same now, None where one of both is. The difference is `kl`.
         agreement: the share of predictions whose likeliest class is the former one, None where a
-            prediction has no classes.
+            prediction has no classes. Classes that the model gained by `grow` do not count.
+        agreement_with_new: the same where they count, None where it gained none.
         moved: how far the weights are from the start, relative to their norm.
         parts: what was used: "gate", "teacher", "interpolation".
         advice: what seems to be forgotten in the training loop, in sentences.
         coverage: how each parameter is protected.
     """
 
-    kl: float
-    loss_before: float
-    loss_now: float
+    kl: float | None
+    loss_before: float | None
+    loss_now: float | None
     agreement: float | None
+    agreement_with_new: float | None
     moved: float
     parts: tuple[str, ...]
     advice: tuple[str, ...]
     coverage: tuple[Coverage, ...] = field(repr=False)
 
+    @classmethod
+    def of(cls, kept: Kept, **others: Any) -> Report:
+        """Return a report of what was kept, with all other attributes."""
+        return cls(
+            kl=kept.kl,
+            loss_before=kept.entropy,
+            loss_now=kept.loss_now,
+            agreement=kept.agreement,
+            agreement_with_new=kept.agreement_with_new,
+            **others,
+        )
+
     def __str__(self) -> str:
         """Return the report as a few lines of text."""
-        same = "" if self.agreement is None else f", same first answer {self.agreement:.1%}"
-        lines = [
-            f"On known inputs: KL(before || now) {self.kl:.4f} nats, loss {self.loss_before:.4f} "
-            f"before and {self.loss_now:.4f} now{same}.",
-            f"Weights moved by {self.moved:.2%} of their norm.",
-        ]
+        kept = []
+        if self.kl is not None:
+            kept.append(f"KL(before || now) {self.kl:.4f} nats")
+        if self.loss_before is not None and self.loss_now is not None:
+            losses = f"{self.loss_before:.4f} before and {self.loss_now:.4f} now"
+            kept.append(f"cross-entropy with its former answers {losses}")
+        if self.agreement is not None:
+            kept.append(f"same first answer {self.agreement:.1%}")
+        if self.agreement_with_new is not None:
+            kept[-1] += f" among former classes and {self.agreement_with_new:.1%} among all"
+        lines = [f"On known inputs: {', '.join(kept)}."] if kept else []
+        if kept and "teacher" in self.parts:
+            lines[0] += " The teacher trained on these inputs: others may have changed more."
+        lines.append(f"Weights moved by {self.moved:.2%} of their norm.")
         if self.parts or self.moved:
             lines.append(f"Protected by: {', '.join(self.parts) or 'nothing'}.")
         lines += self.advice
-        if "teacher" in self.parts:
-            lines[0] += " The teacher trained on these inputs: others may have changed more."
         numbers: Counter[str] = Counter()
         tensors: Counter[str] = Counter()
         for one in self.coverage:
@@ -118,30 +142,57 @@ def advice(moved: float, steps: int | None, calls: int | None) -> Iterator[str]:
 class Kept:
     """Means over the predictions for known inputs; see `Report`."""
 
-    kl: float
-    entropy: float
+    kl: float | None
+    entropy: float | None
     agreement: float | None
+    agreement_with_new: float | None
+
+    @property
+    def loss_now(self) -> float | None:
+        """The cross-entropy of the answers of now with those of before."""
+        return None if self.entropy is None or self.kl is None else self.entropy + self.kl
 
 
 @torch.no_grad()
-def compare(answers: Iterable[tuple[Answers, Tensor | Distribution]]) -> Kept:
-    """Compare the answers of before and of now, batch by batch."""
-    total = kl = entropy = same = 0.0
+def compare(
+    answers: Iterable[tuple[Answers, Tensor | Distribution]], width: int | None = None
+) -> Kept:
+    """Compare the answers of before and of now, batch by batch.
+
+    Args:
+        answers: of before, and of now with all classes.
+        width: how many classes there were before, None where there are no new ones.
+    """
+    total = same = same_with_new = 0.0
+    has_new = False
+    kls, entropies = list[float | None](), list[float | None]()
     has_classes = True
-    for before, now in answers:
-        count = before.count
+    for before, whole in answers:
+        count, now = before.count, first_classes(whole, width)
         total += count
-        kl += count * float(divergence(before, now))
-        entropy += count * float(before.entropy())
+        kls.append(_times(count, partial(divergence, before, now)))
+        entropies.append(_times(count, before.entropy))
         if not isinstance(now, Tensor) or not isinstance(before.prediction, Tensor):
             has_classes = False
             continue
-        hits = now.argmax(-1) == before.prediction.argmax(-1).to(now.device)
-        if before.mask is not None:
-            hits = hits & before.mask.to(hits.device)
-        same += float(hits.sum())
+        assert isinstance(whole, Tensor)
+        former = before.prediction.argmax(-1).to(now.device)
+        mask = True if before.mask is None else before.mask.to(now.device)
+        same += float(((now.argmax(-1) == former) & mask).sum())
+        has_new = has_new or whole.shape[-1] > now.shape[-1]
+        same_with_new += float(((whole.argmax(-1) == former) & mask).sum())
     total = max(1.0, total)
-    return Kept(kl / total, entropy / total, same / total if has_classes else None)
+    kl, entropy = (
+        None if None in values else sum(filter(None, values)) / total for values in (kls, entropies)
+    )
+    shares = [each / total if has_classes else None for each in (same, same_with_new)]
+    return Kept(kl, entropy, shares[0], shares[1] if has_new else None)
+
+
+def _times(count: int, mean: Callable[[], Tensor]) -> float | None:
+    """Return a count times a mean, None where torch cannot compute it for a distribution."""
+    found = computed(mean)
+    return None if found is None else count * float(found)
 
 
 def coverage(model: nn.Module, known: Mapping[Tensor, Known]) -> Iterator[Coverage]:

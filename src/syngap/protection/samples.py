@@ -54,7 +54,7 @@ def own_samples(
         temperature: divides the logits; 1 samples what the model believes.
         batch_size: so many texts are written at a time; None is 256 by `generate`, else 64.
         generator: of the random numbers; None draws from torch's own, whose states are afterwards
-            what they were.
+            what they were, so that a second call samples the same texts.
         progress: called after each batch with the number of texts done and of all.
 
     Examples:

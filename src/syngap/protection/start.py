@@ -34,11 +34,15 @@ class Start:
 
     @torch.no_grad()
     def interpolate(self, model: nn.Module, share: float) -> None:
-        """Give a model the weights start + share · (now - start), as in WiSE-FT (Wortsman 2022)."""
+        """Give a model the weights start + share · (now - start), as in WiSE-FT (Wortsman 2022).
+
+        Parameters that were added after protect() stay as they are.
+        """
         now = _floats(model)
-        self._check(now)
+        self._check(now, self._params)
         for name, value in now.items():
-            value.copy_(torch.lerp(self.values[name].to(value), value, share))
+            if _has_shape(self.values.get(name), value):
+                value.copy_(torch.lerp(self.values[name].to(value), value, share))
 
     @contextmanager
     def in_model(self, model: nn.Module) -> Iterator[None]:

@@ -210,11 +210,16 @@ class Teacher:
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
-        """Yield the answers of before and of now, batch by batch."""
+        """Yield the answers of before and of now, batch by batch; now with all its classes."""
         for place in range(len(self.batches)):
             with in_eval_mode(self._model):
-                now = self._now(place)
+                now = self._predict_batch(self.batches[place])
             yield self.before(place), now
+
+    @property
+    def width(self) -> int | None:
+        """How many classes count; None where the model may not have gained any."""
+        return self._width if self.may_grow else None
 
     @torch.no_grad()
     def before(self, place: int) -> Answers:
@@ -228,11 +233,10 @@ class Teacher:
         with in_eval_mode(self._model), self._start.in_model(self._model):
             prediction = self._predict_batch(self.batches[place])
         answers = Answers(prediction, anchors.mask_of(self.batches[place], prediction))
-        return answers.only(self._width) if self.may_grow else answers
+        return answers.only(self.width)
 
     def _now(self, place: int) -> Tensor | Distribution:
-        prediction = self._predict_batch(self.batches[place])
-        return first_classes(prediction, self._width) if self.may_grow else prediction
+        return first_classes(self._predict_batch(self.batches[place]), self.width)
 
     def _predict_batch(self, batch: Any) -> Tensor | Distribution:
         batch = anchors.moved(batch, next(self._model.parameters()).device)

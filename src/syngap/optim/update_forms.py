@@ -1,0 +1,173 @@
+"""The forms in which the update of another optimizer goes through the gate.
+
+Along directions in rotated coordinates, along directions as a filter of the finished update, or
+entry by entry, of the update or of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from syngap.optim.checks import is_of_torch
+from syngap.optim.tensors import as_shard, local
+from syngap.optim.update import Work, masks, portions, scale, stack_masks
+
+__all__ = ["Finish", "prepare"]
+
+Finish: TypeAlias = Callable[[], None]
+
+
+def prepare(base: Optimizer, work: Work, undo: list[Finish]) -> Finish:
+    """Do what comes before the step of `base`, and return what comes after it.
+
+    Args:
+        base: the optimizer behind the gate.
+        work: the work of a step.
+        undo: gets what brings parameters and gradients back, before any is changed.
+    """
+    if work.options.get("rotated") and work.stacks:
+        return _rotate(work, undo, keeps_weights=_needs_weights(base, work))
+    if work.stacks:
+        return _filter_update(work, undo)
+    if _is_plain_descent(base, work):
+        return _mask_gradients(work, undo)
+    return _mask_update(work, undo)
+
+
+def _is_plain_descent(base: Optimizer, work: Work) -> bool:
+    options = work.options
+    return type(base) is torch.optim.SGD and not options["momentum"] and not options["weight_decay"]
+
+
+def _needs_weights(base: Optimizer, work: Work) -> bool:
+    """Return whether the base's step depends on where the weights are."""
+    return not is_of_torch(base) or bool(work.options.get("weight_decay", True))
+
+
+def _saved_params(work: Work, undo: list[Finish]) -> list[Tensor]:
+    """Return copies of the parameters, which `undo` would bring back."""
+    saved = [torch.empty_like(param) for param in work.params]
+    torch._foreach_copy_(saved, work.params)
+    undo.append(lambda: torch._foreach_copy_(work.params, saved))
+    return saved
+
+
+def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
+    """Let the base work in the coordinates of the bases, and bring its masked update back.
+
+    Args:
+        work: the work of a step, with bases that are complete.
+        undo: gets what brings everything back.
+        keeps_weights: False where the base would do the same with weights of zero, which spares
+            the products that rotate them.
+    """
+    places = [place for stack in work.stacks for place in stack.places]
+    params = [work.params[place] for place in places]
+    saved = _saved_params(work, undo)
+    grads = [param.grad for param in work.whole]
+
+    def restore_gradients() -> None:
+        for param, grad in zip(work.whole, grads, strict=True):
+            param.grad = grad
+
+    undo.append(restore_gradients)
+    rotated = [
+        param if grad is None else local(grad)
+        for param, grad in zip(work.params, grads, strict=True)
+    ]
+    for stack in work.stacks:
+        stack.scatter(stack.basis.into(stack.gather(rotated)), rotated)
+    for place in places:
+        if grads[place] is not None:
+            work.whole[place].grad = as_shard(rotated[place], work.whole[place])
+    starts: list[Tensor] = []
+    if keeps_weights:
+        there = list(work.params)
+        for stack in work.stacks:
+            stack.scatter(stack.basis.into(stack.gather(there)), there)
+        starts = [there[place] for place in places]
+        torch._foreach_copy_(params, starts)
+    else:
+        torch._foreach_zero_(params)
+    others = [index for index, basis in enumerate(work.bases) if basis is None]
+
+    def finish() -> None:
+        restore_gradients()
+        if starts:
+            torch._foreach_sub_(params, starts)
+        stack_masks(work)
+        back = list(work.params)
+        for stack in work.stacks:
+            assert stack.mask is not None
+            stack.scatter(stack.basis.back_masked(stack.gather(back), stack.mask), back)
+        torch._foreach_copy_(params, [back[place] for place in places])
+        _mask_others(work, others, saved)
+        torch._foreach_add_(work.params, saved)
+
+    return finish
+
+
+def _filter_update(work: Work, undo: list[Finish]) -> Finish:
+    """Note where the parameters are; afterwards filter the way they went along directions."""
+    saved = _saved_params(work, undo)
+    others = [index for index, basis in enumerate(work.bases) if basis is None]
+
+    def finish() -> None:
+        stack_masks(work)
+        places = [place for stack in work.stacks for place in stack.places]
+        torch._foreach_sub_([work.params[n] for n in places], [saved[n] for n in places])
+        updates = list(work.params)
+        for stack in work.stacks:
+            assert stack.mask is not None
+            stack.scatter(stack.basis.filter(stack.gather(updates), stack.mask), updates)
+        torch._foreach_copy_([work.params[n] for n in places], [updates[n] for n in places])
+        _mask_others(work, others, saved)
+        torch._foreach_add_(work.params, saved)
+
+    return finish
+
+
+def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:
+    """Mask the updates of parameters whose coordinates are their entries."""
+    if others:
+        plain = [work.params[index] for index in others]
+        torch._foreach_sub_(plain, [saved[index] for index in others])
+        torch._foreach_mul_(plain, masks(work, others))
+
+
+def _mask_gradients(work: Work, undo: list[Finish]) -> Finish:
+    """Mask the gradients now; give them back afterwards."""
+    _saved_params(work, undo)
+    grads = [grad for grad in work.grads if grad is not None]
+    saved = [grad.clone() for grad in grads]
+
+    def restore() -> None:
+        if grads:
+            torch._foreach_copy_(grads, saved)
+
+    undo.append(restore)
+    for indices in portions(work):
+        known = [index for index in indices if work.grads[index] is not None]
+        if known:
+            parts = [grad for index in known if (grad := work.grads[index]) is not None]
+            scale(work, known, parts, masks(work, known), in_place=True)
+    return restore
+
+
+def _mask_update(work: Work, undo: list[Finish]) -> Finish:
+    """Note where the parameters are; afterwards mask the way they went."""
+    saved = _saved_params(work, undo)
+
+    def finish() -> None:
+        for indices in portions(work):
+            params, olds = ([each[index] for index in indices] for each in (work.params, saved))
+            torch._foreach_sub_(params, olds)
+            scale(work, indices, params, masks(work, indices), in_place=True)
+            torch._foreach_add_(params, olds)
+
+    return finish

@@ -1,0 +1,122 @@
+"""What may be wrong with known inputs, from what they look like and what the model said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syngap.optim.consolidation import inputs_alone
+
+__all__ = [
+    "AS_TENSOR",
+    "AS_TOKENS",
+    "NO_BATCH",
+    "are_inputs_and_labels",
+    "has_no_batch",
+    "hints_for",
+    "is_array",
+]
+
+AS_TENSOR = "such as torch.from_numpy(known)"
+AS_TOKENS = 'such as tokenizer(texts, padding=True, return_tensors="pt")'
+NO_BATCH = (
+    "Inputs of one dimension have no batch dimension: pass known[None] for one sample, "
+    "torch.stack(known) for a list of samples, [x[None] for x in known] if their lengths differ"
+)
+
+
+def are_inputs_and_labels(parts: Sequence[Any]) -> bool:
+    """Return whether two tensors look like inputs and their labels.
+
+    Labels are one number a sample, classes of places beside real numbers, or a text's next tokens.
+
+    Examples:
+        >>> x, tokens = torch.randn(8, 3, 4, 4), torch.arange(24).view(4, 6)
+        >>> are_inputs_and_labels([x, torch.zeros(8)]), are_inputs_and_labels([x, x])
+        (True, False)
+        >>> are_inputs_and_labels([x, torch.zeros(8, 4, 4, dtype=torch.long)])
+        True
+        >>> are_inputs_and_labels([tokens[:, :-1], tokens[:, 1:]])
+        True
+        >>> are_inputs_and_labels([tokens, torch.ones_like(tokens)])  # a mask
+        False
+    """
+    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.dim() for part in parts):
+        return False
+    inputs, other = parts
+    if len(inputs) != len(other):
+        return False
+    if other.numel() == len(other) < inputs.numel():
+        return True
+    if other.is_floating_point() or other.dtype is torch.bool:
+        return False
+    if inputs.is_floating_point():
+        return bool(other.dim() < inputs.dim())
+    if inputs.shape != other.shape:
+        return False
+    ignored = other < 0  # such as -100
+    is_next = ((other == inputs.roll(-1, -1)) | ignored)[..., :-1]
+    return bool((is_next.numel() and is_next.all()) or ((other == inputs) | ignored).all())
+
+
+def hints_for(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
+    """Yield what may be wrong with a batch that the model did not take."""
+    leaves = list(_leaves(batch))
+    if any(is_array(leaf) for leaf in leaves):
+        yield f"Pass tensors, {AS_TENSOR}"
+    if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
+        yield f"Pass tokens of texts, {AS_TOKENS}"
+    if any(isinstance(leaf, (bool, int, float)) for leaf in leaves):
+        yield (
+            "Pass tensors in place of lists of numbers: a tokenizer makes them with "
+            'padding=True, return_tensors="pt"'
+        )
+    if isinstance(batch, (tuple, list)) and are_inputs_and_labels(batch):
+        yield f"Labels are not needed: pass {inputs_alone(2, 'known')}"
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    own = [param.dtype for param in model.parameters() if param.is_floating_point()]
+    for tensor in tensors:
+        is_real = tensor.is_floating_point()
+        if is_real and "Long, Int" in message:
+            yield f"Tokens are whole numbers, and known has {tensor.dtype}: convert it by .long()"
+        differs = "dtype|scalar type|Input type" if is_real else "same dtype|Input type"
+        if own and tensor.dtype not in own and re.search(differs, message):
+            yield f"Known has {tensor.dtype}, and the model {own[0]}: convert it by .to({own[0]})"
+    if "index out of range" in message:
+        yield from _vocabulary_hint(model, tensors)
+    if has_no_batch(batch):
+        yield NO_BATCH
+
+
+def _vocabulary_hint(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield that a token is not in the vocabulary, where one is not."""
+    sizes = [len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)]
+    tokens = [int(part.max()) for part in tensors if not part.is_floating_point() and part.numel()]
+    if sizes and tokens and max(tokens) >= max(sizes):
+        yield (
+            f"The largest token is {max(tokens)}, and the model has {max(sizes)}: take the "
+            "tokenizer of this model"
+        )
+
+
+def is_array(value: Any) -> bool:
+    """Return whether something is an array that is no tensor."""
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def has_no_batch(batch: Any) -> bool:
+    """Return whether a batch, or each part of it, has one dimension."""
+    parts = list(batch.values()) if isinstance(batch, Mapping) else [batch]
+    return bool(parts) and all(isinstance(part, Tensor) and part.dim() < 2 for part in parts)
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, (Mapping, tuple, list)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _leaves(value)
+    else:
+        yield batch

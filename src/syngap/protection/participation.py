@@ -1,0 +1,59 @@
+"""Whether the teacher takes part in training: its loss may be computed, and then not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from syngap.optim.notices import Notices
+from syngap.optim.wrapped import inner_optimizer
+from syngap.protection.pending import Pending
+
+__all__ = ["Participation"]
+
+_STEPS = 16  # without a loss of the teacher, before a warning
+
+
+class Participation:
+    """Counts losses of the teacher that no gradient was taken of."""
+
+    def __init__(self) -> None:
+        self._made = self._used = 0
+
+    @property
+    def unused(self) -> int:
+        """How many of the losses that were returned took no part in a backward pass."""
+        return max(0, self._made - self._used)
+
+    def watch(self, loss: Tensor) -> Tensor:
+        """Return a loss, and note when its gradient is taken."""
+        self._made += 1
+        value = loss._value if isinstance(loss, Pending) else loss  # which nobody has to wait for
+        is_noted = False
+
+        def note(grad: Tensor) -> None:
+            nonlocal is_noted
+            self._used += not is_noted
+            is_noted = True
+
+        if value.requires_grad:
+            value.register_hook(note)  # type: ignore[no-untyped-call]
+        return loss
+
+    def remind(self, optimizer: Optimizer, calls: Callable[[], int]) -> None:
+        """Warn once, after some steps of an optimizer, where the teacher was never called."""
+        before, steps = calls(), 0
+
+        def look(*_: object) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == _STEPS and calls() == before:
+                Notices().warn(
+                    "teacher",
+                    f"{_STEPS} steps were taken without protection.loss(), so the teacher takes no "
+                    "part: add it to the loss of each step, or pass teacher=False to protect()",
+                )
+
+        inner_optimizer(optimizer).register_step_post_hook(look)
