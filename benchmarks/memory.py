@@ -3,6 +3,8 @@
 The first table is ResNet-18 width 64 on 32 × 32 images. What is kept is counted tensor by tensor;
 what is needed for a while is the highest sum of what torch allocated and freed since.
 
+The second is a step of `protect`, measured in the same way.
+
 The others are of `protect`, by `plan_memory`: on a GPU, float32 weights, AdamW, 256 known texts of
 256 tokens, without activations and what a step needs for a while.
 """
@@ -21,13 +23,13 @@ from cases import resnet18
 from measure import machine, progress, table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from syngap import SynGAP
+from syngap import SynGAP, protect
 from syngap.optim import GatedOptimizer
 from syngap.optim.moments import affordable_rank
-from syngap.protection import MemoryPlan, plan_memory
+from syngap.protection import MemoryPlan, plan_memory, recomputed
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
 RATE = 0.01
@@ -220,6 +222,62 @@ def plan_tables() -> None:
     table(f"{LARGEST} with FSDP2 on {CARDS} cards, GB in each process", ["", *head], rows)
 
 
+# A small decoder, whose activations take little against its weights.
+SMALL = Sizes(width=384, layers=6, heads=6, key_heads=6, head=64, hidden=1024, vocabulary=512)
+SHAPE = (4, 32)
+WAYS: dict[str, dict[str, Any] | None] = {
+    "AdamW": None,
+    "gate, rank 0.25": {"teacher": False, "rank": 0.25},
+    "teacher, its gradient taken at once": {"gate": False},
+    "teacher, its blocks run again": {"gate": False},
+    "gate and teacher, blocks run again": {"rank": 0.25},
+}
+
+
+def step_table(device: torch.device, where: str) -> None:
+    """Print what a step needs for a while, beyond what stays between steps."""
+    rows, limit = [], recomputed.LARGE
+    for name, options in WAYS.items():
+        progress(name)
+        recomputed.LARGE = 0 if "run again" in name else limit
+        rows.append([name, *(f"{each:.1f}" for each in step_peaks(options, device))])
+    recomputed.LARGE = limit
+    progress("")
+    head = ["bytes a parameter", "a whole step, for a while", "optimizer.step alone"]
+    table(f"protect, a small decoder, {SHAPE[0]} × {SHAPE[1]} tokens, {where}", head, rows)
+
+
+def step_peaks(options: dict[str, Any] | None, device: torch.device) -> list[float]:
+    """Return bytes a parameter of a whole step, and of the optimizer's part of it."""
+    torch.manual_seed(0)
+    with device:
+        model = Decoder(SMALL)
+        tokens, known = (torch.randint(512, (count, SHAPE[1])) for count in (SHAPE[0], 64))
+    optimizer: Optimizer = AdamW(model.parameters(), lr=RATE, fused=True)
+    protection = None
+    if options is not None:
+        protection = protect(model, known, every=1, anchors=SHAPE[0], **options)
+        optimizer = protection.optimizer(optimizer)
+
+    def learn() -> None:
+        penalty = protection.loss() if protection else 0.0
+        loss = penalty + cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+
+    def train() -> None:
+        learn()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):  # states, masks, and a CUDA graph where there is one
+        train()
+    whole = peak(train, device)
+    learn()
+    numbers = sum(param.numel() for param in model.parameters())
+    return [each / numbers for each in (whole, peak(optimizer.step, device))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=128)
@@ -230,6 +288,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if device.type == "cuda" else machine()
     if not args.protect:
         optimizer_table(args.batch, device, where)
+    step_table(device, where)
     plan_tables()
 
 

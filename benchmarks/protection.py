@@ -1,16 +1,19 @@
 """What protection costs: time and memory of a step, against AdamW's in the same run.
 
-python benchmarks/protection.py [--device cuda] [--layers 30] [--batch 16]
-The model has the shape of SmolLM2-135M and random weights, which cost what trained ones do. All
-variants are in memory, and take some steps each in turn, so that a machine whose speed changes
-changes it for all of them. Times are medians over these turns. Memory is a variant's own, with what
-CUDA graphs keep for themselves; that of the set-up is without the state that AdamW makes later.
+python benchmarks/protection.py [--device cuda] [--sizes 15M,135M,270M,1.3B] [--batch 16]
+Models have the shapes of stories15M, SmolLM2-135M, Gemma-3-270M (as a Llama) and a Llama of 1.3 B,
+and random weights, which cost what trained ones do. All variants are in memory, and take some steps
+each in turn, so that a machine whose speed changes changes it for all of them. Times are medians
+over these turns. Memory is a variant's own, with what CUDA graphs keep for themselves; that of the
+set-up is without the state that AdamW makes later. LoRA is peft's, and left out where peft is not
+installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import re
 import time
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from measure import table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,8 +29,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from syngap import protect
 from syngap.bench.finetuning.loop import memory_of_graphs
 
+LORA: dict[str, Any] = {"r": 32, "lora_alpha": 64, "target_modules": "all-linear"}
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "AdamW": None,
+    "LoRA, rank 32": LORA,
     "gate": {"teacher": False},
     "gate, all directions, filtered": {"teacher": False, "rank": "full", "rotate": False},
     "gate, all directions, rotated": {"teacher": False, "rank": "full", "rotate": True},
@@ -38,21 +44,29 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "gate and teacher, 32 anchors": {"anchors": 32},
 }
 TURN = 4  # steps of a variant at a time, a multiple of every `every`
+SIZES: dict[str, dict[str, Any]] = {
+    "15M": {"vocab_size": 32_000, "hidden_size": 288, "intermediate_size": 768}
+    | {"num_hidden_layers": 6, "num_attention_heads": 6},
+    "135M": {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536}
+    | {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3},
+    "270M": {"vocab_size": 262_144, "hidden_size": 640, "intermediate_size": 2048, "head_dim": 256}
+    | {"num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1},
+    "1.3B": {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5504}
+    | {"num_hidden_layers": 24, "num_attention_heads": 16, "tie_word_embeddings": False},
+}
 
 
-def make_model(layers: int, device: torch.device) -> nn.Module:
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
+def make_model(size: str, layers: int | None, device: torch.device) -> nn.Module:
+    options = {"tie_word_embeddings": True, "use_cache": False} | SIZES[size]
+    if layers is not None:
+        options["num_hidden_layers"] = layers
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(device)
+    with device:
+        return LlamaForCausalLM(LlamaConfig(**options))
+
+
+def has_peft() -> bool:
+    return importlib.util.find_spec("peft") is not None
 
 
 def synchronize(device: torch.device) -> None:
@@ -67,10 +81,17 @@ class Trained:
         self.device, self.turns = torch.device(args.device), list[float]()
         self.waits = args.wait
         before = start_of_memory(self.device)
-        self.model = make_model(args.layers, self.device)
-        tokens = torch.randint(49152, (args.known, args.length), device=self.device)
+        self.model = make_model(args.size, args.layers, self.device)
+        words = SIZES[args.size]["vocab_size"]
+        tokens = torch.randint(words, (args.known, args.length), device=self.device)
+        if options is LORA:
+            from peft import LoraConfig, get_peft_model
+
+            self.model, options = get_peft_model(self.model, LoraConfig(**LORA)), None
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            self.model.parameters(), 1e-5, fused=self.device.type == "cuda"
+            [param for param in self.model.parameters() if param.requires_grad],
+            lr=1e-5,
+            fused=self.device.type == "cuda",
         )
         self.penalty: Callable[[], Tensor | float] = lambda: 0.0
         synchronize(self.device)
@@ -83,7 +104,7 @@ class Trained:
         self.setup = time.perf_counter() - began
         self.setup_memory = largest_memory(self.device) - before
         self.optimizer = optimizer
-        self.tokens = torch.randint(49152, (args.batch, args.length), device=self.device)
+        self.tokens = torch.randint(words, (args.batch, args.length), device=self.device)
         self.turn()  # lets the optimizer make its state
         start_of_memory(self.device)
         self.turn()
@@ -115,7 +136,8 @@ class Trained:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--sizes", default="135M", help=f"of {', '.join(SIZES)}, with commas")
+    parser.add_argument("--layers", type=int, help="another number of layers")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--known", type=int, default=256)
@@ -123,30 +145,47 @@ def main() -> None:
     parser.add_argument("--wait", action="store_true", help="read the loss at each step")
     parser.add_argument("--only", help="variants whose name has this regular expression, and AdamW")
     args = parser.parse_args()
+    for size in args.sizes.split(","):
+        compare(argparse.Namespace(**vars(args) | {"size": size}))
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Print the table of one model."""
     wanted = [name for name in VARIANTS if not args.only or re.search(args.only, name)]
     names = ["AdamW", *(name for name in wanted if name != "AdamW")]
-    Trained({"batch_size": 8}, argparse.Namespace(**vars(args) | {"layers": 1, "known": 8}))  # warm
+    if not has_peft():
+        names = [name for name in names if VARIANTS[name] is not LORA]
+    warm = {"size": "15M", "layers": 1, "known": 8}
+    Trained({"batch_size": 8}, argparse.Namespace(**vars(args) | warm))
     trained = {name: Trained(VARIANTS[name], args) for name in names}
     for _ in range(args.turns):
         for each in trained.values():
             each.turn()
-    base = trained["AdamW"]
-    print(f"{'':44} ms a step  ratio (middle half)   GiB  ratio  set-up s  AdamW's steps  its GiB")
+    base, rows = trained["AdamW"], []
     for name, each in trained.items():
         ratios = sorted(mine / its for mine, its in zip(each.turns, base.turns, strict=True))
         middle = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        print(
-            f"{name:44} {median(each.turns) * 1e3:9.1f}  {median(ratios):5.2f} "
-            f"({middle[0]:.2f} to {middle[1]:.2f}) {shown(each.memory, 6)} "
-            f"{shown(each.memory / base.memory if base.memory else 0.0, 6, 2)} {each.setup:9.1f} "
-            f"{each.setup / median(base.turns):14.0f} {shown(each.setup_memory, 8)}",
-            flush=True,
+        rows.append(
+            [
+                name,
+                f"{median(each.turns) * 1e3:.1f}",
+                f"{median(ratios):.2f} ({middle[0]:.2f} to {middle[1]:.2f})",
+                shown(each.memory, 1),
+                shown(each.memory / base.memory if base.memory else 0.0, 2),
+                shown(each.setup, 1),
+                shown(each.setup / median(base.turns), 0),
+                shown(each.setup_memory, 1),
+            ]
         )
+    head = ["", "ms a step", "ratio (middle half)", "GiB", "ratio", "set-up s", "AdamW's steps"]
+    count = sum(param.numel() for param in base.model.parameters()) / 1e6
+    what = f"{count:,.0f} M parameters, {args.batch} × {args.length} tokens"
+    table(f"{what}, {args.known} known texts", [*head, "set-up GiB"], rows)
 
 
-def shown(value: float, width: int, digits: int = 1) -> str:
+def shown(value: float, digits: int) -> str:
     """Return a number as text; a dash where nothing was measured."""
-    return f"{value:{width}.{digits}f}" if value else "–".rjust(width)
+    return f"{value:.{digits}f}" if value else "–"
 
 
 def start_of_memory(device: torch.device) -> float:

@@ -18,7 +18,7 @@ from measure import machine
 HERE = Path(__file__).parent
 SCRIPTS = {
     "cpu": ("loop", "layout", "bound", "step", "importance", "memory", "growth", "start"),
-    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory", "growth"),
+    "cuda": ("loop", "bound", "gpu", "bandwidth", "memory", "growth", "protection"),
 }
 
 
@@ -40,6 +40,7 @@ def main() -> None:
             "bound": [args.device],
             "memory": ["--device", args.device],
             "growth": ["--device", args.device],
+            "protection": ["--sizes", "15M,135M,270M,1.3B", "--only", "^gate$|default|LoRA"],
         }.get(script, [])
         command = [sys.executable, str(HERE / f"{script}.py"), *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -570,19 +570,38 @@ def test_accelerate_takes_the_steps_of_a_loop_and_resumes_to_the_same_bits(
 
 
 @pytest.mark.parametrize("gate", [True, False])
-def test_an_optimizer_that_accelerate_prepared_is_taken(gate: bool) -> None:
+def test_gradients_that_accelerate_accumulates_are_those_of_one_batch(gate: bool) -> None:
+    """Prepared after the gate. Before it is refused, as the gate would count each part."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(cpu=True)
-    model = decoder()
-    protection = syngap.protect(model, KNOWN, gate=gate)
+    GradientState._reset_state()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = decoder(dropout=0.0)
+    protection = syngap.protect(model, KNOWN, gate=gate, anchors=len(KNOWN))
     model, base = accelerator.prepare(model, AdamW(model.parameters(), RATE))
+    if gate:
+        with pytest.raises(TypeError, match=r"got AcceleratedOptimizer around another"):
+            protection.optimizer(base)
+        base = AdamW(model.parameters(), RATE)
     optimizer = protection.optimizer(base)
+    if gate:
+        optimizer = accelerator.prepare(optimizer)
+    whole = decoder(dropout=0.0)
+    other = syngap.protect(whole, KNOWN, gate=gate, anchors=len(KNOWN))
+    plain = other.optimizer(AdamW(whole.parameters(), RATE))
     for _ in range(2):
-        optimizer.zero_grad()
-        accelerator.backward(protection.loss() + model(KNOWN).logits.square().mean())
-        optimizer.step()
+        for _ in range(4):
+            with accelerator.accumulate(model):
+                loss = protection.loss() + model(KNOWN).logits.square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        (other.loss() + whole(KNOWN).logits.square().mean()).backward()
+        plain.step()
+        plain.zero_grad()
+    for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     assert protection.report().parts == (("gate", "teacher") if gate else ("teacher",))
-    assert protection.calls == 2
+    assert protection.calls == 8
 
 
 def test_a_second_training_goes_on_behind_the_same_gate(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.distributions import Categorical, Distribution
 from torch.utils.checkpoint import checkpoint
 
 import syngap
-from syngap.protection import Protection, teacher
+from syngap.protection import Protection, recomputed, teacher
 
 CLASSES = 40
 KNOWN = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
@@ -157,20 +159,29 @@ def test_a_gradient_is_all_that_is_left_of_the_graph_until_the_backward_pass() -
     """So that the graph is not in memory beside that of the new batch."""
     model = build()
     protection = syngap.protect(model, KNOWN)
-    alive: set[int] = set()
+    with saved_tensors() as saved:
+        loss = protection.loss()
+    learned = [param for param in model.parameters() if param.requires_grad]
+    assert len(saved()) == len(learned)
+    loss.backward()
+    assert not saved()
+
+
+@contextmanager
+def saved_tensors() -> Iterator[Callable[[], list[Tensor]]]:
+    """Yield what lists the tensors that a graph, made meanwhile, still keeps."""
+    alive: dict[int, weakref.ref[Saved]] = {}
 
     class Saved:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor
-            alive.add(id(self))
-            weakref.finalize(self, alive.discard, id(self))
+            alive[id(self)] = weakref.ref(self)
+
+    def tensors() -> list[Tensor]:
+        return [saved.tensor for each in alive.values() if (saved := each()) is not None]
 
     with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
-        loss = protection.loss()
-    learned = [param for param in model.parameters() if param.requires_grad]
-    assert len(alive) == len(learned)
-    loss.backward()
-    assert not alive
+        yield tensors
 
 
 # Gradients that must not be taken early -----------------------------------------------------------
@@ -421,3 +432,134 @@ def test_a_part_that_came_later_answers_as_it_is() -> None:
     protection = syngap.protect(model, KNOWN, gate=False, every=1)
     model.append(nn.Linear(CLASSES, CLASSES))
     assert protection.loss().item() == pytest.approx(0.0, abs=1e-6)
+
+
+# Large models: blocks run again, and there is no second gradient ----------------------------------
+
+
+class Blocks(nn.Module):
+    """Has what blocks may have: dropout, keyword arguments, a shared weight, a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks[2].inner.weight = self.blocks[0].inner.weight
+        self.blocks[1].outer.weight.requires_grad_(False)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.dropout = nn.Linear(8, 32), nn.Linear(32, 8), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, *, scale: float) -> Tensor:
+        return x + scale * self.outer(self.dropout(torch.tanh(self.inner(x))))
+
+
+def moved(make: Callable[[], nn.Module]) -> tuple[nn.Module, Protection]:
+    """Return a protected model that has learned something since."""
+    torch.manual_seed(0)
+    model = make().double()
+    protection = syngap.protect(model, KNOWN.double(), gate=False, every=1, anchors=24)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.1 * torch.randn(param.shape))
+    return model, protection
+
+
+LARGE_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "blocks": Blocks,
+    "a list of layers": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
+    "one layer": lambda: nn.Linear(6, CLASSES),
+    "compiled": lambda: nn.Sequential(torch.compile(nn.Linear(6, CLASSES), backend="eager")),
+}
+
+
+def accumulated(model: nn.Module, protection: Protection) -> tuple[list[float], list[Tensor]]:
+    """Return losses and the gradient of two losses of different weight, beside another loss."""
+    model.zero_grad()
+    losses = []
+    for weight in (0.5, 3.0):
+        loss = protection.loss()
+        other = model.eval()(KNOWN.double()).square().mean()
+        model.train()
+        (weight * loss + other).backward()
+        losses.append(loss.item())
+    return losses, [param.grad for param in model.parameters() if param.grad is not None]
+
+
+@pytest.mark.parametrize("name", LARGE_MODELS)
+def test_the_gradient_of_a_large_model_is_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, gradients = accumulated(*moved(LARGE_MODELS[name]))
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    model, protection = moved(LARGE_MODELS[name])
+    assert not taken_at_once(protection.loss())
+    found = accumulated(model, protection)
+    assert found[0] == pytest.approx(losses, rel=1e-12)
+    assert len(found[1]) == len(gradients)
+    for ours, theirs in zip(found[1], gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert not [each for each in model.modules() if isinstance(vars(each).get("forward"), partial)]
+
+
+def test_a_large_model_has_no_second_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the backward pass nothing is kept but inputs of blocks and a difference of logits."""
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    model, protection = moved(Blocks)
+    with saved_tensors() as saved:
+        loss = protection.loss()
+    own = {param.untyped_storage().data_ptr() for param in model.parameters()}
+    shapes = {each.shape for each in saved() if each.untyped_storage().data_ptr() not in own}
+    assert shapes <= {(), (24,), (24, 6), (24, 8), (24, CLASSES)}
+    loss.backward()
+    assert not saved()
+
+
+def test_weights_that_change_before_the_backward_pass_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    model, protection = moved(Blocks)
+    loss = protection.loss()
+    with torch.no_grad():
+        model.get_parameter("blocks.1.inner.weight").mul_(2.0)
+    with pytest.raises(RuntimeError, match=r"changed between protection\.loss\(\) and backward"):
+        loss.backward()
+
+
+def test_statistics_that_the_new_batch_changes_allow_no_second_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    _, protection = moved(Net)
+    assert taken_at_once(protection.loss())
+
+
+def test_a_block_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    model, protection = moved(Blocks)
+    handle = model.head.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        protection.loss()
+    handle.remove()
+    assert not [each for each in model.modules() if "forward" in vars(each)]
+
+
+def test_a_large_model_asks_its_teacher_at_every_second_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    model = Blocks()
+    protection = syngap.protect(model, KNOWN, gate=False)
+    assert [protection.loss().grad_fn is not None for _ in range(4)] == [False, True] * 2

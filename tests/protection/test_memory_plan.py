@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from syngap.optim import knowledge
 from syngap.optim.moments import Rank, affordable_rank, basis_dtype
-from syngap.protection import Protection, plan_memory, protect, teacher
+from syngap.protection import Protection, plan_memory, protect, recomputed, teacher
 from syngap.protection.memory_plan import Form, MemoryPlan
 
 ROUTED = "experts_routed"
@@ -146,6 +146,13 @@ def test_the_teachers_gradient_is_there_until_the_backward_pass() -> None:
     assert own == sum(param.nbytes for param in model.parameters())
     assert memory_since(made, least=96) == own
     assert loss.requires_grad
+
+
+def test_the_teacher_of_a_large_model_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputed, "LARGE", 0)
+    model, known = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 50)), torch.randn(64, 8)
+    plan = plan_memory(model, known)
+    assert plan.on_device()["teacher"] == plan.answers == 64 * 50 * 4
 
 
 @pytest.mark.parametrize(("least", "stored"), [(1 << 28, "answers"), (0, "features"), (0, "start")])

@@ -4,7 +4,8 @@ Labels are drawn as specified: one call of `sample_labels` a batch from a genera
 `seed`, first over all batches for the moments and then over all batches for the importance.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl_divergence
 
 import syngap
-from syngap.optim import knowledge
+from syngap.optim import basis, knowledge
+from syngap.optim.basis import Stack
 from syngap.protection import Protection, answers
 from syngap.protection.answers import divergence, take_answers
 
@@ -110,6 +112,36 @@ def test_weights_after_three_steps(case: Case, base: str, rank: Rank, rotate: bo
     for name, weight in snapshot(model).items():
         # The updates, which are small against the weights, are what can be wrong.
         assert_close(weight - start[name], expected[name] - start[name], name)
+
+
+def most_alike(case: Case) -> int:
+    """Return how many weights of a case have one shape."""
+    weights = (param for param in case.make()[0].parameters() if param.dim() > 1)
+    return max(Counter(weight.shape for weight in weights).values())
+
+
+EQUAL = [case for case in CASES if most_alike(case) > 1]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(("rank", "rotate"), [("full", False), ("full", True), (2, False)])
+@pytest.mark.parametrize("case", EQUAL, ids=[case.name for case in EQUAL])
+def test_weights_of_equal_shape_together_as_on_a_gpu(
+    case: Case, rank: Rank, rotate: bool, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(basis, "is_stacked", lambda weight: True)
+    monkeypatch.setattr(Stack, "parts", lambda stack: in_parts(stack, parts))
+    test_weights_after_three_steps(case, "adamw", rank, rotate)
+
+
+def in_parts(stack: Stack, count: int, parts: Any = Stack.parts) -> Iterator[Stack]:
+    """Yield a stack in so many parts, or in as many as it has weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        size = stack.weights[stack.places[0]].numel()
+        patch.setattr(basis, "TOGETHER", size * -(-len(stack.places) // count))
+        found = list(parts(stack))
+    assert len(found) == min(count, len(stack.places)) or len(stack.places) % count
+    yield from found
 
 
 @pytest.mark.parametrize("rank", ["full", 1.0, 2, 0.5])
@@ -454,3 +486,74 @@ def test_beside_a_teacher_the_gate_is_weaker(teacher: bool, expected: float) -> 
     protection = syngap.protect(model, torch.randn(40, 5), teacher=teacher)
     optimizer = protection.optimizer(torch.optim.AdamW(model.parameters()))
     assert optimizer.param_groups[0]["consolidation"] == expected
+
+
+# Other ways to write a product --------------------------------------------------------------------
+
+
+class Written(nn.Module):
+    """Two products with square matrices of a stack, and one with a matrix, written in some way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.stack = nn.Parameter(torch.randn(3, 4, 4, dtype=torch.float64))
+        self.matrix = nn.Parameter(torch.randn(4, 5, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.randn(5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(len(x)) % 3
+        if self.way == "names":
+            chosen = torch.index_select(index=places, dim=0, input=self.stack)
+            other = torch.index_select(dim=0, input=self.stack, index=(places + 1) % 3)
+            hidden = torch.bmm(input=x.unsqueeze(1), mat2=chosen).tanh()
+            hidden = torch.bmm(hidden, mat2=other.mT).squeeze(1)
+            hidden = torch.index_select(input=hidden, dim=1, index=torch.arange(4))
+            first = torch.mm(hidden, mat2=self.matrix)
+            return first + torch.addmm(self.bias, mat2=self.matrix, mat1=hidden.tanh())
+        if self.way == "negative":
+            chosen, other = self.stack[places - 3], self.stack[(places + 1) % 3 - 3]
+        else:
+            chosen, other = self.stack[places], self.stack[(places + 1) % 3]
+        hidden = (x.unsqueeze(1) @ chosen).tanh()
+        hidden = (hidden @ other.mT).squeeze(1)
+        return hidden @ self.matrix + (hidden.tanh() @ self.matrix + self.bias)
+
+
+@pytest.mark.parametrize("way", ["names", "negative"])
+def test_a_product_is_found_however_it_is_written(way: str) -> None:
+    knowns = []
+    for each in ("plain", way):
+        torch.manual_seed(0)
+        model = Written(each)
+        known = torch.randn(64, 4, dtype=torch.float64)
+        protection = syngap.protect(model, known, teacher=False, rank="full")
+        knowns.append([protection.known[param] for param in (model.stack, model.matrix)])
+    for plain, other in zip(*knowns, strict=True):
+        assert plain.basis is not None
+        assert other.basis is not None
+        assert_close(other.importance, plain.importance, way)
+
+
+def test_square_matrices_are_not_taken_for_transposed_ones() -> None:
+    """The directions of their inputs are those of x, on whichever side they are multiplied."""
+    torch.manual_seed(0)
+    x = torch.randn(96, 4, dtype=torch.float64) * torch.tensor([8.0, 4.0, 2.0, 1.0])
+
+    class Square(nn.Module):
+        def __init__(self, transposed: bool) -> None:
+            super().__init__()
+            self.transposed = transposed
+            weights = torch.linspace(-1, 1, 48, dtype=torch.float64).view(3, 4, 4).sin()
+            self.stack = nn.Parameter(weights.mT.contiguous() if transposed else weights)
+
+        def forward(self, x: Tensor) -> Tensor:
+            chosen = self.stack[torch.arange(len(x)) % 3]
+            return (x.unsqueeze(1) @ (chosen.mT if self.transposed else chosen)).squeeze(1)
+
+    plain, transposed = (Square(each) for each in (False, True))
+    found = [
+        syngap.protect(model, x, teacher=False, rank="full").known[model.stack]
+        for model in (plain, transposed)
+    ]
+    assert_close(found[1].importance, found[0].importance.mT, "transposed")

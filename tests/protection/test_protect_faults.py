@@ -246,11 +246,47 @@ def test_a_loop_without_the_teachers_loss_is_warned_once(model: nn.Module, gate:
     ]
 
 
+def test_a_resumed_loop_without_the_teachers_loss_is_warned() -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs())
+    optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), 1e-3))
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["drawn"] = 10
+    optimizer.load_state_dict(state)
+    model(inputs()).square().sum().backward()
+    for _ in range(16):
+        optimizer.step()
+    with pytest.warns(UserWarning, match=r"16 steps were taken without protection\.loss"):
+        optimizer.step()
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, as accelerate prepares it."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+
+def test_an_optimizer_around_another_is_refused_with_what_to_do(model: nn.Module) -> None:
+    base = Around(torch.optim.AdamW(model.parameters()))
+    with pytest.raises(TypeError, match=r"got Around.*accelerator\.prepare\(protection\.optimizer"):
+        syngap.protect(model, inputs()).optimizer(base)
+    assert syngap.protect(model, inputs(), gate=False).optimizer(base) is base
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
 def test_moments_of_earlier_steps_are_not_taken_for_rotated_ones(
     model: nn.Module, kind: type[torch.optim.Adam]
 ) -> None:
-    """With gradients of zero, the step is along what the optimizer had before."""
+    """They are along entries, so the finished update is filtered."""
     model = copy.deepcopy(model)
     base = kind(model.parameters(), 0.1, weight_decay=0.0)
     for _ in range(3):

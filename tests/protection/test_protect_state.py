@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ import syngap
 from syngap.optim import gate_changes, loaded_directions
 from syngap.optim.basis import Basis
 from syngap.optim.fisher import Estimator, Schedule
-from syngap.optim.state_transfer import basis_in, grown
+from syngap.optim.state_transfer import RECORD, basis_in, grown
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection
 
@@ -247,6 +249,7 @@ def test_copies_of_the_optimizer_go_on_alike(form: dict[str, Any], how: str) -> 
             one.step()
     assert_identical(values_of(copies[0]), values_of(model))
     assert_identical(copies[1].state_dict(), optimizer.state_dict())
+    assert len(copies[1].known) == len(optimizer.known) > 0
 
 
 @every_form
@@ -327,8 +330,8 @@ def test_a_state_of_another_teacher_is_refused() -> None:
         (branches(every=3), saved_by(branches(every=2)), "teacher_every is '2', and here 3"),
         (taught(seed=1), saved, "teacher_seed is '0', and here 1"),
         (branches(seed=1), saved_by(branches()), "teacher_seed is '0', and here 1"),
-        (taught(), plain, "the run is not of an optimizer of syngap.protect"),
-        (taught(), saved_by(branches(anchors=4, every=2)), "'rotated'"),
+        (branches(), plain, "behind|of AdamW"),
+        (taught(), saved_by(branches(anchors=4, every=2)), r"'rotated'.*\(gate=\)"),
         (branches(), saved, "behind|of AdamW"),
     ]
     for run, state, message in refused:
@@ -346,6 +349,35 @@ def test_a_state_from_before_every_was_saved_is_loaded() -> None:
     run = branches(every=2)
     run[2].load_state_dict(saved)
     assert run[2].param_groups[0]["teacher_every"] == 2
+
+
+def test_a_plain_state_is_loaded_with_a_warning_that_the_teacher_is_new() -> None:
+    """As those of a teacher alone were before their states said so."""
+    first = taught()
+    learn(first, range(3))
+    saved = through_file(first[2].state_dict())
+    for name in RECORD:
+        del saved["param_groups"][0][name]
+    run = taught()
+    learn(run, range(2))
+    with pytest.warns(UserWarning, match="an optimizer without a teacher"):
+        run[2].load_state_dict(saved)
+    assert run[1].calls == 2
+    assert_identical(run[2].state_dict()["state"], first[2].state_dict()["state"])
+    learn(run, range(2, 4))
+    assert run[2].param_groups[0]["drawn"] == 4
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_a_state_says_nothing_of_a_seed_where_each_process_has_its_own(teacher: bool) -> None:
+    """As DDP's in one process, or one without a teacher."""
+    saved = saved_by(branches(every=2))
+    for group in saved["param_groups"]:
+        group["teacher_seed"] = None
+        group["teacher_every"] = 2 if teacher else None
+    run = branches(every=2)
+    run[2].load_state_dict(saved)
+    learn(run, range(2))
 
 
 def test_a_state_may_be_loaded_before_the_teacher_is_known() -> None:
@@ -405,7 +437,8 @@ def test_a_teacher_over_an_optimizer_with_a_gate_leaves_its_record() -> None:
     model, _, optimizer = branches()
     before = copy.deepcopy(optimizer.state_dict())
     other = syngap.protect(model, known_inputs() + 0.1, gate=False)
-    assert other.optimizer(optimizer) is optimizer
+    with pytest.warns(UserWarning, match=r"save protection\.calls"):
+        assert other.optimizer(optimizer) is optimizer
     other.loss()
     assert other.calls == 1
     assert_identical(optimizer.state_dict(), before)
@@ -433,6 +466,39 @@ def test_the_last_optimizer_counts_where_nobody_else_has_it() -> None:
         return run[1]
 
     assert train().report().parts == ("gate", "teacher")
+
+
+def test_steps_of_an_optimizer_that_is_gone_count_in_the_report() -> None:
+    model, protection, optimizer = run = branches()
+    learn(run, range(3))
+    del run, optimizer
+    again = protection.optimizer(SGD(model.parameters(), lr=0.1))
+    assert protection.report().parts == ("gate", "teacher")
+    assert again.param_groups
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_protection_goes_with_its_last_reference(gate: bool) -> None:
+    """Its start and answers are as large as the model: nobody waits for the garbage collector."""
+    run = branches(every=2) if gate else taught()
+    learn(run, range(3))
+    model, protection, optimizer = run
+    del run
+    gone = weakref.ref(protection)
+    gc.disable()
+    try:
+        del protection
+        assert gone() is None
+        learn_without_a_teacher(model, optimizer)
+    finally:
+        gc.enable()
+
+
+def learn_without_a_teacher(model: nn.Module, optimizer: Optimizer) -> None:
+    for step in random_gradients(model, 20):
+        for name, param in model.named_parameters():
+            param.grad = step[name]
+        optimizer.step()
 
 
 @every_form

@@ -148,3 +148,57 @@ def test_hooks_of_the_base_see_weights_and_gradients_of_before_and_after(
     assert_identical(seen, [before, content(model)])
     optimizer.step()
     assert len(seen) == 4
+
+
+FREE = {"sgd": lambda params: SGD(params, 0.1), "adamw": lambda params: AdamW(params, 0.1)}
+
+
+@pytest.mark.parametrize("base", FREE)
+def test_gradients_that_a_hook_puts_in_place_go_through_the_gate(base: str) -> None:
+    """As one that clips or averages them."""
+
+    def step(change: Callable[[nn.Module], None], *, hooked: bool) -> list[Tensor]:
+        model = make_model()
+        inner = FREE[base](model.parameters())
+        optimizer = syngap.SynGAP.wrap(inner, consolidation=0.999, ambient=0.0)
+        optimizer.consolidate(model, KNOWN)
+        with_gradients(model, optimizer)
+        if hooked:
+            inner.register_step_pre_hook(lambda *_: change(model))
+        else:
+            change(model)
+        optimizer.step()
+        return [param.detach().clone() for param in model.parameters()]
+
+    def replace(model: nn.Module) -> None:
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad = 0.5 * param.grad
+
+    assert_identical(step(replace, hooked=True), step(replace, hooked=False))
+
+
+def test_a_hook_may_change_the_arguments_of_a_step_as_in_torch() -> None:
+    model = make_model()
+    seen: list[tuple[bool, Any]] = []
+
+    class Noting(SGD):
+        def step(self, closure: Any = None, *, note: Any = None) -> Any:
+            seen.append((torch.is_grad_enabled(), note))
+            return super().step(closure)
+
+    base = Noting(model.parameters(), 0.1)
+    modes: list[bool] = []
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        modes.append(torch.is_grad_enabled())
+        return args, kwargs | {"note": 7}
+
+    base.register_step_pre_hook(before)
+    base.register_step_post_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    optimizer = syngap.SynGAP.wrap(base)
+    optimizer.consolidate(model, KNOWN)
+    with_gradients(model, optimizer)
+    optimizer.step()
+    assert [note for _, note in seen] == [7]
+    assert modes == [True, True]

@@ -65,11 +65,13 @@ class ConvNet2d(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0))
         self.second = nn.Conv2d(4, 4, 2, bias=False, dilation=(1, 2))
+        self.third = nn.Conv2d(4, 4, 2, bias=False, dilation=(1, 2))
         self.grouped = nn.Conv2d(4, 4, 1, groups=2)
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = torch.tanh(self.second(torch.tanh(self.conv(x))))
+        features = torch.tanh(self.conv(x))
+        features = torch.tanh(self.second(features) + self.third(features.square()))
         output: Tensor = self.head(torch.tanh(self.grouped(features)).flatten(1))
         return output
 
@@ -441,7 +443,7 @@ CASES: tuple[Case, ...] = (
         "conv2d",
         ConvNet2d,
         images(40, 2, 4, 5),
-        linears("conv", "second", "head"),
+        linears("conv", "second", "third", "head"),
         biases("conv", "grouped", "head"),
         seed=3,
     ),

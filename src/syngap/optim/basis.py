@@ -9,7 +9,7 @@ outputs. Rotating into that basis is the idea of R-EWC, EKFAC and SOAP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor
 from syngap.optim.tensors import gathered, is_sharded, part_of
 
 __all__ = ["Basis", "Stack", "share_stacks", "stack_alike"]
+
+TOGETHER = 1 << 26  # numbers of equal weights that are multiplied at once
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,22 @@ class Stack:
     basis: Basis
     mask: Tensor | None = None
 
+    def parts(self) -> Iterator[Stack]:
+        """Yield it, or parts of it whose products take little memory at a time."""
+        count = max(1, TOGETHER // max(1, self.weights[self.places[0]].numel()))
+        if len(self.places) <= count:
+            yield self
+            return
+        for start in range(0, len(self.places), count):
+            places = self.places[start : start + count]
+            some = slice(start, start + count) if len(places) > 1 else start
+
+            def part(whole: Tensor | None, some: slice | int = some) -> Tensor | None:
+                return None if whole is None else whole[some]
+
+            basis = Basis(part(self.basis.left), part(self.basis.right))
+            yield Stack(self.weights, places, basis, part(self.mask))
+
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return what a list has at these places as one tensor."""
         if len(self.places) == 1:
@@ -137,14 +155,19 @@ def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> lis
     alike: dict[object, list[int]] = {}
     for place, (basis, weight) in enumerate(zip(bases, weights, strict=True)):
         if basis is not None:
-            is_alone = is_sharded(weight) or not weight.is_cuda
-            alike.setdefault(place if is_alone else _kind(basis, weight), []).append(place)
+            kind = _kind(basis, weight) if is_stacked(weight) else place
+            alike.setdefault(kind, []).append(place)
     stacks = []
     for places in alike.values():
         found = [basis for place in places if (basis := bases[place]) is not None]
         basis = found[0] if len(found) == 1 else _stacked(found)
         stacks.append(Stack(weights, places, basis))
     return stacks
+
+
+def is_stacked(weight: Tensor) -> bool:
+    """Return whether a weight is multiplied together with others: a GPU's kernels are short."""
+    return weight.is_cuda and not is_sharded(weight)
 
 
 def share_stacks(stacks: Sequence[Stack], states: Sequence[dict[str, Any]]) -> None:

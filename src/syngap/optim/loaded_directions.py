@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from syngap.optim.directions import Directions
-from syngap.optim.state_transfer import DIRECTIONS, MOMENTS
+from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, RECORD
 from syngap.optim.tensors import accumulator, local
 
 __all__ = ["check_directions", "check_protection"]
 
-_PROTECTION = ("protection", "rotated", "drawn")
+_PROTECTION = RECORD[:3]  # the others came later
 _AGAIN = "call protect() with the same inputs on the model before training, then load"
 _OTHERWISE = "load it into an optimizer that was made as that one was"
 _GROWN = "load before that and call grow()"
@@ -44,7 +44,8 @@ def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str,
         for name in ("protection", "rotated"):
             value, own = theirs.get(name), ours.get(name)
             if type(value) is not type(own) or value != own:
-                differs = f"; there it is {str(value)[:80]!r}, here {str(own)[:80]!r} (rotate=)"
+                option = "gate=" if None in (value, own) else "rotate="
+                differs = f"; there it is {str(value)[:80]!r}, here {str(own)[:80]!r} ({option})"
                 raise ValueError(
                     "the run was protected with other known inputs, another start model or other "
                     f"options of protect(): {_AGAIN}. This shows in {name!r} of {where}"

@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
 from syngap.optim.scores import SCALE
-from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, VERSION, basis_in
+from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, RECORD, VERSION, basis_in
 from syngap.optim.tensors import accumulator, local
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_NOT_OPTIONS = ("params", "param_names", "behind", "version", "protection", "rotated", "drawn")
+_NOT_OPTIONS = ("params", "param_names", "behind", "version", *RECORD)
 _ABSENT = object()
 
 

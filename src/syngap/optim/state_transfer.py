@@ -17,6 +17,7 @@ __all__ = [
     "DIRECTIONS",
     "IMPORTANCE",
     "MOMENTS",
+    "RECORD",
     "VERSION",
     "RestoredDirections",
     "basis_in",
@@ -35,6 +36,8 @@ __all__ = [
 # moments what they follow in a stream.
 DIRECTIONS = ("left", "right")
 MOMENTS = ("left_moment", "right_moment")
+# What a group says of a protected run.
+RECORD = ("protection", "rotated", "drawn", "teacher_every", "teacher_seed")
 IMPORTANCE = ("importance", "mean", "turn", *DIRECTIONS, *MOMENTS)
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.

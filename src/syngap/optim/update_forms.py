@@ -119,13 +119,13 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
 
     def finish() -> None:
         stack_masks(work)
-        places = [place for stack in work.stacks for place in stack.places]
-        torch._foreach_sub_([work.params[n] for n in places], [saved[n] for n in places])
-        updates = list(work.params)
-        for stack in work.stacks:
+        for stack in (part for whole in work.stacks for part in whole.parts()):
+            params, olds = ([each[n] for n in stack.places] for each in (work.params, saved))
+            torch._foreach_sub_(params, olds)
+            updates = list(work.params)
             assert stack.mask is not None
             stack.scatter(stack.basis.filter(stack.gather(updates), stack.mask), updates)
-        torch._foreach_copy_([work.params[n] for n in places], [updates[n] for n in places])
+            torch._foreach_copy_(params, [updates[n] for n in stack.places])
         _mask_others(work, others, saved)
         torch._foreach_add_(work.params, saved)
 

@@ -30,6 +30,9 @@ _GATHERS = (Tensor.__getitem__, torch.index_select, Tensor.index_select)
 # By name: older versions of torch lack the first, and transformers has the second in its place.
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2}
+_ARGUMENTS: dict[str, tuple[str, ...]] = {"matmul": ("input", "other"), "mm": ("input", "mat2")}
+_ARGUMENTS |= {"bmm": ("input", "mat2"), "addmm": ("input", "mat1", "mat2")}
+_ARGUMENTS |= {"index_select": ("input", "dim", "index")}
 
 
 @dataclass
@@ -148,6 +151,7 @@ class Recorder(TorchFunctionMode):
         if not isinstance(output, Tensor) or not output.requires_grad:
             return output
         before = len(self.uses)
+        args, kwargs = _in_order(func, args, kwargs)
         if func is F.linear:
             self._linear(output, *args, **kwargs)
         elif func in _PRODUCTS:
@@ -360,6 +364,15 @@ class Recorder(TorchFunctionMode):
         for use in self.uses[first:]:  # torch puts the sequence first
             use.batch_dim = 1 if use.output.dim() == 3 else None
         return attended, weights
+
+
+def _in_order(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a function by place, whether they were given by name or not."""
+    rest = dict(kwargs)
+    names = _ARGUMENTS.get(getattr(func, "__name__", ""), ())
+    return [*args, *(rest.pop(name) for name in names[len(args) :] if name in rest)], rest
 
 
 def _broadcast(matrices: Tensor, count: int) -> Tensor:

@@ -29,7 +29,7 @@ from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.knowledge import Known
 from syngap.optim.loading import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.state_transfer import VERSION, sharded_state
-from syngap.optim.tensors import local
+from syngap.optim.tensors import local, local_gradient
 from syngap.optim.update import fold
 from syngap.optim.update_forms import Finish, prepare
 
@@ -49,7 +49,7 @@ class WrappedSynGAP(GatedOptimizer):
     The parameter groups are the base's own, with the gate's options beside its own ones, so that
     learning-rate schedulers reach both. A mask on the gradient would cancel in the normaliser of an
     adaptive base, so it acts on the update; for SGD without momentum or decay the two are the same
-    and the gradient is masked, which needs no difference of parameters.
+    and the gradient is masked.
 
     Attributes:
         base: the optimizer behind the gate.
@@ -135,16 +135,18 @@ class WrappedSynGAP(GatedOptimizer):
         with torch.no_grad():
             for work in works:
                 fold(work)
-            hooked = inner_optimizer(self.base)
-            for hook in hooked._optimizer_step_pre_hooks.values():
-                hook(hooked, (hooked,), {})
+        hooked = inner_optimizer(self.base)
+        arguments = _call_pre_hooks(hooked)
+        with torch.no_grad():
+            for work in works:  # a hook may have put others in their place
+                work.grads = [local_gradient(param) for param in work.whole]
             frozen = [(p, p.grad) for p in self._gate.params() if not p.requires_grad]
             undo: list[Finish] = []
             try:
                 for param, _ in frozen:
                     param.grad = None  # a gradient from before it was frozen would still move it
                 finishers = [prepare(self.base, work, undo) for work in works]
-                self._step_base()
+                self._step_base(*arguments)
                 for finish in finishers:
                     finish()
                 self._require_finite()
@@ -161,14 +163,14 @@ class WrappedSynGAP(GatedOptimizer):
             hook(hooked, (hooked,), {})
         return loss
 
-    def _step_base(self) -> None:
+    def _step_base(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the base make its step, without its hooks: parameters may be in other coordinates."""
         hooked = inner_optimizer(self.base)
         hooks = hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks
         hooked._optimizer_step_pre_hooks = OrderedDict()
         hooked._optimizer_step_post_hooks = OrderedDict()
         try:
-            self.base.step()
+            self.base.step(*args, **kwargs)
         finally:
             hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks = hooks
 
@@ -177,7 +179,8 @@ class WrappedSynGAP(GatedOptimizer):
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
         half = [local(param) for param in self._gate.params() if param.dtype == torch.float16]
-        if not all(bool(param.isfinite().all()) for param in half):
+        finite = [param.isfinite().all() for param in half]
+        if finite and not torch.stack([each.to(finite[0].device) for each in finite]).all():
             raise nonfinite_error(
                 f"step {self.gate.steps} of {type(self.base).__name__} gave weights that are not "
                 "finite, and they are again what they were before it",
@@ -269,6 +272,17 @@ class WrappedSynGAP(GatedOptimizer):
 
     def _states(self) -> Sequence[States]:
         return (self.state, self.base.state)
+
+
+def _call_pre_hooks(base: Optimizer) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call what runs before a step, as torch does, and return the arguments of the step."""
+    args: tuple[Any, ...] = (base,)
+    kwargs: dict[str, Any] = {}
+    for hook in base._optimizer_step_pre_hooks.values():
+        result = hook(base, args, kwargs)
+        if result is not None:
+            args, kwargs = result
+    return args[1:], kwargs
 
 
 def inner_optimizer(base: Optimizer) -> Optimizer:

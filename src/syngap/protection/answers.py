@@ -89,27 +89,36 @@ def check_prediction(prediction: object) -> None:
         )
 
 
-@torch.no_grad()
 def check_divergence(prediction: object) -> None:
-    """Refuse a distribution of which torch has no KL divergence, which a teacher needs.
+    """Refuse a distribution without a finite KL divergence, which a teacher needs.
 
     It is tried from a copy in which what the model computed is a little different: of transformed
     distributions torch knows it only where the transforms are equal.
     """
     if not isinstance(prediction, Distribution):
         return
-    if computed(lambda: kl_divergence(_copied(prediction, _nudged), prediction)) is None:
+    found = computed(lambda: kl_divergence(_copied(prediction, _nudged), prediction))
+    if found is None:
         raise TypeError(
             f"the model answers known inputs with {_name(prediction)}, of which torch has no KL "
             "divergence, and the teacher needs one: pass teacher=False, or register one by "
             "torch.distributions.kl.register_kl"
         )
+    if bool(found.isinf().any()):
+        raise TypeError(
+            f"the model answers known inputs with {_name(prediction)}, whose KL divergence is "
+            "infinite as soon as the model changes, and the teacher needs a finite one: pass "
+            "teacher=False, or let predict= return another distribution"
+        )
 
 
 def computed(measure: Callable[[], Tensor]) -> Tensor | None:
-    """Return a measure of distributions, None where torch has no formula for them."""
-    with suppress(NotImplementedError):  # which is how torch says so
-        return measure()
+    """Return a measure of distributions, None where torch has no formula for them.
+
+    Of some, such as Wishart, torch takes a gradient to compute it.
+    """
+    with suppress(NotImplementedError), torch.enable_grad():  # which is how torch says so
+        return measure().detach()
     return None
 
 

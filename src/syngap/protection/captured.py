@@ -13,8 +13,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
@@ -30,6 +27,7 @@ from syngap.protection import anchors
 from syngap.protection.answers import divergence_and_difference
 from syngap.protection.gradients import leaves_of, nodes_of, times
 from syngap.protection.pending import Pending
+from syngap.protection.recomputed import blocks_of, is_compiled, recomputed
 
 __all__ = ["CapturedPass", "capture", "recording"]
 
@@ -214,8 +212,8 @@ class CapturedPass:
                 self._total.add_(total)
             now.backward(gradient, inputs=list(self._leaves.values()))  # type: ignore[no-untyped-call]
 
-        blocks = _blocks_of(self._model) if self._recompute else []
-        with torch.enable_grad(), in_eval_mode(self._model), _recomputed(blocks, self._model):
+        blocks = blocks_of(self._model) if self._recompute else []
+        with torch.enable_grad(), in_eval_mode(self._model), recomputed(blocks, self._model):
             # The backward pass too sees the leaves, with which blocks run again.
             functional_call(self._module, self._leaves, (self._batch, add))
 
@@ -279,9 +277,7 @@ def _is_on_one_gpu(model: nn.Module) -> bool:
 def _is_plain(model: nn.Module) -> bool:
     """Return whether a forward pass is the model's own code alone: no hooks, not compiled."""
     return not any(getattr(torch_modules, f"_global{name}", None) for name in _HOOKS) and not any(
-        hasattr(each, "_orig_mod")  # of torch.compile
-        or vars(each).get("_compiled_call_impl") is not None
-        or any(vars(each).get(name) for name in _HOOKS)
+        is_compiled(each) or any(vars(each).get(name) for name in _HOOKS)
         for each in model.modules()
     )
 
@@ -319,48 +315,6 @@ def _require_own_rows(predict: Predict, batch: Any) -> None:
 
 
 # While it is recorded
-
-
-@contextmanager
-def _recomputed(blocks: Sequence[nn.Module], model: nn.Module) -> Iterator[None]:
-    """Let blocks keep their inputs alone for the backward pass, and run again there.
-
-    Memory of a graph is its own for good, and time of a GPU that waits for the CPU costs little.
-    Models of transformers keep no keys and values meanwhile, to which a second run would add.
-    """
-    before = {block: vars(block).get("forward") for block in blocks}
-    configs: list[Any] = [getattr(each, "config", None) for each in model.modules()]
-    caching = [each for each in configs if getattr(each, "use_cache", None) is True]
-    for block in blocks:
-        block.forward = partial(_checkpointed, block.forward)
-    for config in caching:
-        config.use_cache = False
-    try:
-        with set_checkpoint_early_stop(False):  # by exceptions, which hold memory for a while
-            yield
-    finally:
-        for block, forward in before.items():
-            if forward is None:
-                del block.forward
-            else:
-                block.forward = forward
-        for config in caching:
-            config.use_cache = True
-
-
-def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    bound = partial(forward, **kwargs)  # of which checkpoint would take some for its own
-    return checkpoint(bound, *args, use_reentrant=False, preserve_rng_state=False)
-
-
-def _blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of the list of layers that has most parameters: those of a transformer."""
-    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
-    sizes = [sum(param.numel() for param in each.parameters()) for each in lists]
-    if not lists:
-        return []
-    _, largest = max(zip(sizes, lists, strict=True), key=itemgetter(0))
-    return [block for block in largest if any(True for _ in block.parameters())]
 
 
 @contextmanager

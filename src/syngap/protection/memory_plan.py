@@ -35,6 +35,7 @@ from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
 from syngap.protection.answers import Answers, check_prediction
 from syngap.protection.last_product import LastProduct
+from syngap.protection.recomputed import blocks_of_large
 from syngap.protection.refusals import check_arguments, check_known, predicting
 from syngap.protection.teacher import byte_limit
 
@@ -96,7 +97,7 @@ class MemoryPlan:
         moments: bytes of second moments, for a while in `protect`.
         answers: bytes that are stored of the former answers.
         stored: "answers", "features" (and the last layer), or "start": nothing but the start.
-        teacher: whether `loss()` is used, which makes a gradient of its own.
+        gradient: whether the teacher makes a gradient of its own: not that of a large model.
     """
 
     parameters: tuple[PlannedParameter, ...]
@@ -107,7 +108,7 @@ class MemoryPlan:
     moments: int
     answers: int
     stored: str
-    teacher: bool
+    gradient: bool
 
     @property
     def numel(self) -> int:
@@ -119,7 +120,7 @@ class MemoryPlan:
         weights = sum(one.weight.shard(self.processes) for one in self.parameters)
         learned = [one for one in self.parameters if not one.is_frozen]
         gradients = sum(one.weight.shard(self.processes) for one in learned)
-        own = gradients if self.teacher and self.processes == 1 else 0
+        own = gradients if self.gradient else 0
         again = gradients if self.stored == "start" and self.device != "cpu" else 0
         return {
             "weights": weights + self.buffers,
@@ -240,7 +241,7 @@ def plan_memory(
         ),
         answers=answers,
         stored=stored,
-        teacher=teacher,
+        gradient=teacher and processes == 1 and not blocks_of_large(model),
     )
 
 

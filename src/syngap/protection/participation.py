@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer
 from syngap.optim.notices import Notices
 from syngap.optim.wrapped import inner_optimizer
 from syngap.protection.pending import Pending
+from syngap.protection.resuming import Optimizers
 
 __all__ = ["Participation"]
 
@@ -42,14 +43,17 @@ class Participation:
             value.register_hook(note)  # type: ignore[no-untyped-call]
         return loss
 
-    def remind(self, optimizer: Optimizer, calls: Callable[[], int]) -> None:
-        """Warn once, after some steps of an optimizer, where the teacher was never called."""
-        before, steps = calls(), 0
+    def remind(self, optimizer: Optimizer, optimizers: Optimizers) -> None:
+        """Warn once where an optimizer makes some steps without a call of the teacher."""
+        last, steps = optimizers.calls, 0
+        reference = weakref.ref(optimizers)  # which would live as long as the optimizer
 
         def look(*_: object) -> None:
-            nonlocal steps
-            steps += 1
-            if steps == _STEPS and calls() == before:
+            nonlocal last, steps
+            living = reference()
+            now = -1 if living is None else living.calls
+            last, steps = now, steps + 1 if now == last else 0
+            if steps == _STEPS and living is not None:
                 Notices().warn(
                     "teacher",
                     f"{_STEPS} steps were taken without protection.loss(), so the teacher takes no "

@@ -26,6 +26,7 @@ from syngap.protection.participation import Participation
 from syngap.protection.processes import raised_in_all, require_same, share_knowledge
 from syngap.protection.refusals import (
     check_arguments,
+    check_base,
     check_choices,
     check_classes,
     check_growth,
@@ -57,7 +58,7 @@ _PLAIN = (
     "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
     "and known inputs of one shape without a mask. protect(..., every=2) takes half of the time"
 )
-EVERY = 2  # on a CPU, where former answers are not stored whole
+EVERY = 2  # of a large model, and on a CPU, where former answers are not stored whole
 
 
 def protect(
@@ -106,7 +107,7 @@ def protect(
         anchors: so many inputs a call of `loss`.
         every: `loss` is zero except at every k-th call, where it counts k times: 1 takes more time,
             and keeps a little more. None is 1 on a GPU and where former answers are stored whole,
-            else 2.
+            else 2, as with gradients of more than 2 GiB.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
         process_group: the processes that train the model together, each of which calls this with
@@ -227,8 +228,7 @@ class Protection:
         else:
             check_classes(model, known_inputs.moved(batches[0], self._device), predict)
         self._teacher = Teacher(model, self._start, taught, predict)
-        is_cheap = self._teacher.stores or self._device.type == "cuda"
-        self._every = every or (1 if is_cheap else EVERY)
+        self._every = every or (1 if self._teacher.is_cheap else EVERY)
         self._notices, self._warns = Notices(), every is None and not self._teacher.stores
 
     def __repr__(self) -> str:
@@ -243,18 +243,14 @@ class Protection:
         """Return an optimizer that makes the updates of `base` through the gate.
 
         Learning rates, decay and momentum stay those of `base`, whose parameter groups are shared.
-        Without a gate it is `base` itself, whose state then has the place of the teacher.
+        Without a gate it is `base` itself, whose state then says how often `loss` was called.
         """
-        if not isinstance(base, Optimizer):
-            raise TypeError(
-                "optimizer() takes an optimizer that holds parameters, such as "
-                f"torch.optim.AdamW(model.parameters()), got {base!r}"
-            )
+        check_base(base, bool(self.known))
         own_seed = self._seed if self._process_group is None else None
         every = self._every if self._uses_teacher else None
         record = {"teacher_every": every, "teacher_seed": own_seed, "drawn": self.calls}
         if self._uses_teacher:
-            self._participation.remind(base, lambda: self.calls)
+            self._participation.remind(base, self._optimizers)
         if not self.known:
             return self._optimizers.add_plain(base, record) if self._uses_teacher else base
         params = [param for group in base.param_groups for param in group["params"]]
@@ -307,11 +303,11 @@ class Protection:
     @property
     def calls(self) -> int:
         """How often `loss` was called: where a resumed run goes on. An optimizer's state has it."""
-        return self._optimizers.place
+        return self._optimizers.calls
 
     @calls.setter
     def calls(self, number: int) -> None:
-        self._optimizers.place = number
+        self._optimizers.calls = number
 
     def _place(self, number: int) -> int:
         """Return which inputs the n-th call takes: all in an order of their own, again and again.
@@ -370,8 +366,7 @@ class Protection:
         """Return what changed on the known inputs, and how the model is protected."""
         kept = compare(self._teacher.comparisons(), self._teacher.width)
         reshard(self.model)
-        gated = self._optimizers.gated()
-        steps = max((each.param_groups[0]["steps"] for each in gated), default=0)
+        steps = self._optimizers.steps
         taught = max(0, self.calls - self._every * self._participation.unused)
         used = (("gate", steps > 0), ("teacher", self._uses_teacher and taught > 0))
         parts = [name for name, is_used in used if is_used]

@@ -216,6 +216,21 @@ def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False
     return predicted
 
 
+def check_base(base: object, gate: bool) -> None:
+    """Refuse what is no optimizer, and for a gate one that another object steps for."""
+    if not isinstance(base, Optimizer):
+        raise TypeError(
+            "optimizer() takes an optimizer that holds parameters, such as "
+            f"torch.optim.AdamW(model.parameters()), got {base!r}"
+        )
+    if gate and not hasattr(base, "_optimizer_step_post_hooks"):
+        raise TypeError(
+            f"optimizer() takes a plain optimizer, got {type(base).__name__} around another, which "
+            "may leave out steps that the gate would count: pass the plain one, and prepare what "
+            "this returns, as in accelerator.prepare(protection.optimizer(base))"
+        )
+
+
 def check_optimizer(params: list[Tensor], known: dict[Tensor, Known], now: set[Tensor]) -> None:
     """Refuse an optimizer of other parameters than the model has now, and had at protect()."""
     if not any(param in known for param in params):

@@ -101,10 +101,10 @@ class Start:
                 norm += squares[1]
         return float((way / max(norm, 1e-30)) ** 0.5)
 
-    def _check(self, now: dict[str, Tensor], names: set[str] | None = None) -> None:
+    def _check(self, now: dict[str, Tensor], names: set[str]) -> None:
         """Refuse a model with other parameters than the start has."""
         shapes, before = (
-            {name: tuple(each[name].shape) for name in each if names is None or name in names}
+            {name: tuple(each[name].shape) for name in each if name in names}
             for each in (now, self.values)
         )
         if shapes != before:

@@ -31,6 +31,7 @@ from syngap.protection.answers import (
 from syngap.protection.captured import CapturedPass, capture
 from syngap.protection.gradients import leaves_of, nodes_of, with_gradient
 from syngap.protection.last_product import Head, LastProduct
+from syngap.protection.recomputed import blocks_of_large, recomputed
 from syngap.protection.start import Start
 
 __all__ = ["Teacher"]
@@ -118,6 +119,12 @@ class Teacher:
         return self._stored is not None
 
     @property
+    def is_cheap(self) -> bool:
+        """Whether a loss at each step takes little time: answers are stored, or a graph runs."""
+        is_near = self.stores or next(self._model.parameters()).is_cuda
+        return is_near and not blocks_of_large(self._model)
+
+    @property
     def runs_plainly(self) -> bool:
         """Whether its pass was tried, and could not be recorded."""
         return self._captured is None and not self._may_capture
@@ -126,15 +133,17 @@ class Teacher:
         """Return strength · KL(before ‖ now) on one batch.
 
         Where that is safe its gradient is taken at once, so that its graph is not in memory beside
-        that of the new batch; on a GPU by a CUDA graph, from the second call on.
+        that of the new batch; on a GPU by a CUDA graph, from the second call on. Of a large model a
+        second gradient would take more memory than a graph whose blocks run again.
         """
         learned = [param for param in self._model.parameters() if param.requires_grad]
         if torch.is_grad_enabled() and self._is_captured():
             return self._replay(place, strength)
         before = self.before(place)
-        with in_eval_mode(self._model):
+        again = blocks_of_large(self._model) if torch.is_grad_enabled() else []
+        with in_eval_mode(self._model), recomputed(again, self._model):
             found = strength * divergence(before, self._now(place))
-        if not found.requires_grad or not self._is_differentiable_now(found, learned):
+        if again or not found.requires_grad or not self._is_differentiable_now(found, learned):
             return found
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
         pairs = [pair for pair in zip(learned, gradients, strict=True) if pair[1] is not None]

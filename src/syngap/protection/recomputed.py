@@ -1,0 +1,95 @@
+"""Blocks that run again in the backward pass, for less memory (activation checkpointing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from syngap.optim.consolidation import in_eval_mode
+from syngap.optim.tensors import is_sharded
+
+__all__ = ["blocks_of", "blocks_of_large", "is_compiled", "recomputed"]
+
+LARGE = 1 << 31  # bytes of gradients from which on the teacher has none of its own
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of the list of layers that has most parameters: those of a transformer."""
+    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
+    sizes = [sum(param.numel() for param in each.parameters()) for each in lists]
+    if not lists:
+        return []
+    _, largest = max(zip(sizes, lists, strict=True), key=itemgetter(0))
+    return [block for block in largest if any(True for _ in block.parameters())]
+
+
+def blocks_of_large(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model whose gradients take much memory, none of a smaller one.
+
+    Nor are there any where a second run would find something else: FSDP2 frees weights, and batch
+    norms change their statistics. A compiled model is one block, so as not to be compiled again.
+    """
+    params = list(model.parameters())
+    size = sum(param.nbytes for param in params if param.requires_grad)
+    if size <= LARGE or any(map(is_sharded, params)) or any(map(_has_statistics, model.modules())):
+        return []
+    return [model] if any(map(is_compiled, model.modules())) else blocks_of(model) or [model]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile has a part in how a module runs."""
+    return hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.running_mean is not None
+
+
+@contextmanager
+def recomputed(blocks: Sequence[nn.Module], model: nn.Module) -> Iterator[None]:
+    """Let blocks keep their inputs alone for the backward pass, and run again there.
+
+    Models of transformers keep no keys and values meanwhile, to which a second run would add.
+    """
+    before = {block: vars(block).get("forward") for block in blocks}
+    modules = model.modules() if blocks else ()
+    configs: list[Any] = [getattr(each, "config", None) for each in modules]
+    caching = [each for each in configs if getattr(each, "use_cache", None) is True]
+    for block in blocks:
+        block.forward = partial(_checkpointed, block, block.forward)
+    for config in caching:
+        config.use_cache = False
+    try:
+        with set_checkpoint_early_stop(False):  # by exceptions, which hold memory for a while
+            yield
+    finally:
+        for block, forward in before.items():
+            if forward is None:
+                del block.forward
+            else:
+                block.forward = forward
+        for config in caching:
+            config.use_cache = True
+
+
+def _checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    params: list[Tensor] = list(block.parameters())
+    versions = [param._version for param in params]
+
+    def run(*args: Any) -> Any:  # without kwargs, of which checkpoint would take some
+        if versions != [param._version for param in params]:
+            raise RuntimeError(
+                "weights were changed between protection.loss() and backward(): call backward() "
+                "before the optimizer's step"
+            )
+        with in_eval_mode(block):  # in the backward pass the model may be in train mode again
+            return forward(*args, **kwargs)
+
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
