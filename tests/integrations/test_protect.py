@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import syngap
 from syngap.optim import GatedOptimizer
-from syngap.protection import Protection, plan_memory
+from syngap.protection import Protection, plan_memory, recomputed
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -32,6 +32,8 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -611,6 +613,41 @@ def test_a_second_training_goes_on_behind_the_same_gate(tmp_path: Path) -> None:
     one.train()
     assert one.gate is gate
     assert gate.param_groups[0]["drawn"] == 6
+
+
+# Large models -------------------------------------------------------------------------------------
+
+
+def transformer(kind: str) -> Any:
+    layers = SMALL | {"num_hidden_layers": 3}
+    if kind == "llama":
+        return made(LlamaForCausalLM, LlamaConfig(**layers, attention_dropout=0.1))
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 3, "n_head": 2, "n_positions": 32}
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    return made(GPT2LMHeadModel, GPT2Config(**sizes, **ends))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_blocks_of_a_transformer_that_run_again_give_the_same_gradient(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they do in train mode, with a cache of keys and values or without one."""
+    found = []
+    for limit in (recomputed.LARGE, 0):
+        monkeypatch.setattr(recomputed, "LARGE", limit)
+        model = transformer(kind)
+        model.config.use_cache = True
+        protection = syngap.protect(model, KNOWN, gate=False, every=1, anchors=len(KNOWN))
+        with torch.no_grad():
+            for param in model.parameters():
+                param.mul_(1.1)
+        model.train()
+        loss = protection.loss()
+        assert ("KnownGradient" in str(loss.grad_fn)) == bool(limit)
+        loss.backward()
+        assert model.config.use_cache
+        found.append([loss.detach(), *(param.grad for param in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-7)
 
 
 # peft ---------------------------------------------------------------------------------------------
