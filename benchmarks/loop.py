@@ -7,7 +7,7 @@ a batch at a time, one forward and backward pass. Its compiled version has forwa
 under torch.compile. Avalanche 0.6 needs an environment of its own: `AVALANCHE=python make bench`
 has it in the same turns, in float32 also on a GPU, as its users have it. Its samples are scaled
 beforehand, which spares it part of the work. "syngap, syngap" refreshes importance at every step,
-as the paper has it; each 16th is the default.
+as the paper has it; each 16th is the default, and that of "directions" too.
 """
 
 from __future__ import annotations
@@ -161,6 +161,9 @@ def compare(case: Case, avalanche: str | None) -> dict[str, Seconds]:
         "syngap, er": ours(case, "er"),
         "syngap, syngap": ours(case, "syngap", every=1),
         "syngap, syngap, every=16": ours(case, "syngap", every=16, warmup=0),
+        "syngap, syngap, directions": ours(case, "syngap", every=16, warmup=0, directions=True),
+        "syngap, er, average": ours(case, "er", average=0.99),
+        "syngap, er, average, teacher": ours(case, "er", average=0.99, teacher=0.3),
     }
     if GPU:
         turns["syngap, er, not captured"] = ours(case, "er", captured=False)
@@ -185,12 +188,12 @@ def main() -> None:
     for case in CASES[DEVICE.type].values():
         progress(case.name)
         seconds = compare(case, os.environ.get("AVALANCHE"))
-        base = seconds["plain PyTorch"]
-        rows = [
-            [name, f"{1e3 * each.median() / case.steps:.3f}", f"{each.over(base):.3f}"]
-            for name, each in seconds.items()
-        ]
-        table(f"{case.name}:", ["", "ms a step", "× plain PyTorch"], rows)
+        rows = []
+        for name, each in seconds.items():
+            ratios = [each.over(seconds[base]) for base in ("plain PyTorch", "syngap, er")]
+            rows.append([name, f"{1e3 * each.median() / case.steps:.3f}"])
+            rows[-1] += [f"{ratio:.3f}" for ratio in ratios]
+        table(f"{case.name}:", ["", "ms a step", "× plain PyTorch", "× syngap, er"], rows)
 
 
 if __name__ == "__main__":
