@@ -157,6 +157,7 @@ def tune(
     out: str | PathLike[str] | None = None,
     data: str | PathLike[str] | None = None,
     if_there: IfThere = "resume",
+    record: str | PathLike[str] | None = None,
     workers: int | None = None,
     engine: EngineName = "local",
     address: str | None = None,
@@ -174,6 +175,8 @@ def tune(
         out: the folder; runs/NAME-search by default.
         data: as for `run`.
         if_there: as for `run`.
+        record: a folder with the record of the same search, which `syngap keep` wrote: its runs
+            need not be done again.
         workers: as for `run`.
         engine: as for `run`.
         address: as for `run`.
@@ -206,6 +209,7 @@ def tune(
             data=data_folder(data),
             if_there=if_there,
             device=execution.device(whole),
+            record=None if record is None else Path(record),
         )
         for note in notes:
             execution.say(note)

@@ -92,7 +92,7 @@ def keep(
     unfinished: Annotated[
         bool,
         typer.Option(
-            "--unfinished", help="also record failed runs; leave out runs that have not ended"
+            "--unfinished", help="also record failed runs, or a search that has not ended"
         ),
     ] = False,
     replace: Annotated[
@@ -111,8 +111,15 @@ def keep(
 
     if searched := search_of(runs):
         place = to or Path("results") / searched / "search"
-        written = keep_search(runs, place, replaced=replace)
-        typer.echo(f"The search is in {place}; files written: {written}")
+        search = keep_search(runs, place, unfinished=unfinished, replaced=replace)
+        typer.echo(f"The search is in {place}; files written: {search.written}")
+        if not search.ended:
+            count = count_of(search.runs or 0, "run")
+            typer.echo(
+                f"It has not ended and has {count} so far; syngap tune --from {place} goes on "
+                "with it, also on another machine",
+                err=True,
+            )
         return
     place = to or Path("results") / (read_runs(runs)[0].config.experiment or runs.name)
     kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)

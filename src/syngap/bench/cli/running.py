@@ -143,6 +143,14 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="continue the search that is in the folder")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RECORD",
+            help="continue a search from the folder that `syngap keep --unfinished` wrote",
+        ),
+    ] = None,
     fresh: Fresh = False,
     engine: Engine = EngineChoice.local,
     address: Address = None,
@@ -169,6 +177,7 @@ def tune(
             out=out,
             data=data,
             if_there=if_there,
+            record=record,
             engine=engine.value,
             address=address,
             log=names_in(log, "--log") or (),
