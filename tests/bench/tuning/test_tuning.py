@@ -374,7 +374,13 @@ def test_the_search_is_kept_with_the_results_and_shown(here: Path, call: Call) -
         assert cells[4] == "; ".join(scores)
         assert cells[4] in page
     assert "4 trials of every row with seed 100, the best 2 with 2 seeds, by Latin" in data["says"]
-    assert "Training took" in data["says"]
+    assert data["columns"][-2:] == ["training", "device time"]
+    cost = loaded(here / "out/search.yaml")["cost"]
+    for cells, row in zip(data["rows"], ("sgd", "er"), strict=True):
+        took = cost["rows"][row]
+        assert cells[-2:] == [f"{took['seconds']:.0f} s", f"{took['device_seconds']:.0f} s"]
+    in_all = f"{cost['all']['seconds']:.0f} s"
+    assert f" a row, {in_all} in all. With 1 at a time, that is {in_all} of" in data["says"]
     widened = loaded(here / "out/search.yaml")["widened"]["er"][-1]["space"]["log"]
     assert f"lr {widened[0]:g} to {widened[1]:g} (log), widened" in data["rows"][1][1]
     assert "Spaces were widened where the best stood at an edge." in data["says"]
@@ -595,6 +601,9 @@ def test_a_search_goes_on_from_its_packed_record_to_the_same_choice(
     assert (code, f"has {after} runs so far" in said) == (0, True)
     kept = here / "results/tiny/search"
     assert {path.name for path in kept.iterdir()} == {"search.yaml", "trials.csv"}
+    found = read_search(kept.parent, ())
+    assert found is not None
+    assert f"The search has not ended: {11 - after} runs to come." in search_data(found)["says"]
     code, _, said = call(*ER, "elsewhere", "--from", kept)
     assert (code, f"of {11 - after}  " in said) == (0, True), "none is run again"
     assert len(list((here / "elsewhere").glob("*/config.yaml"))) == 11 - after

@@ -15,7 +15,7 @@ from syngap.bench.store.search_record import (
     environments_of,
     value_text,
 )
-from syngap.messages import count_of
+from syngap.messages import count_of, duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -167,7 +167,5 @@ def _cost(runs: Collection[TrialRun]) -> dict[str, Value]:
 
 
 def _times(runs: Collection[TrialRun]) -> tuple[str, str]:
-    return (
-        f"{sum(run.seconds for run in runs):.0f} s",
-        f"{sum(run.device_seconds for run in runs):.0f} s",
-    )
+    seconds = sum(run.seconds for run in runs), sum(run.device_seconds for run in runs)
+    return duration(seconds[0]), duration(seconds[1])
