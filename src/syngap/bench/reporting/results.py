@@ -333,7 +333,9 @@ def _search_row(
         accuracy=float(chosen["ACC"]) if chosen else None,
         trials=len(states),
         diverged=states.count("diverged"),
-        used=row is not None and all(row.options.get(o) == v for o, v in values.items()),
+        used=row is not None
+        and bool(values)
+        and all(row.options.get(o) == v for o, v in values.items()),
         initial=bool(values)
         and (
             (chosen or {}).get("source") in _NOT_DRAWN
