@@ -635,6 +635,51 @@ def test_run_folders_that_are_missing_or_damaged_are_made_up_for_by_the_record(
     assert len(list((here / "without").glob("*.damaged-*"))) == 3
 
 
+@pytest.mark.parametrize("after", [5, 11, 13])
+def test_one_command_makes_a_tuned_table_and_goes_on_wherever_it_was_stopped(
+    after: int, here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the search of 12 runs, in its last, and within the table of 2."""
+    command = ("tune", "tiny.yaml", "--table", "--out")
+    code, printed, _ = call(*command, "whole", "--results", "expected")
+    assert code == 0
+    assert "The table and the search are recorded in expected/tiny" in printed
+    stopped(monkeypatch, call, after, *command, "out")
+    kept = here / "results/tiny"
+    assert (kept / "search/tuned.yaml").is_file() == (after == 13)
+    assert not (kept / "runs.jsonl").exists()
+    assert call(*command, "out", "--resume")[0] == 0
+    whole, found = Runs(here / "expected/tiny"), Runs(kept)
+    assert [(run.row, run.accuracy) for run in found.runs] == [
+        (run.row, run.accuracy) for run in whole.runs
+    ]
+    assert_same_search(kept / "search", here / "expected/tiny/search")
+    chosen = loaded(kept / "search/search.yaml")["chosen"]
+    for run in found.runs:
+        options = run.config.method.options
+        assert {name: options[name] for name in chosen[run.row]["values"]} == chosen[run.row][
+            "values"
+        ]
+        assert run.config.entries["stream"]["validation"] == 0.0
+    search = read_search(kept, found.rows)
+    assert search is not None
+    assert all(row.used for row in search.rows)
+
+
+def test_a_tuned_table_is_not_recorded_over_other_results(here: Path, call: Call) -> None:
+    """Which shows before the first run."""
+    command = ("tune", "tiny.yaml", "--table", "--out", "out")
+    assert call("run", "tiny.yaml", "--out", "plain")[0] == 0
+    assert call("keep", "plain")[0] == 0
+    before = tree(here)
+    code, _, said = call(*command)
+    assert (code, "results/tiny: holds results of another search, or of none" in said) == (2, True)
+    assert tree(here) == before
+    assert call(*command, "--results", "new", "--methods", "er")[0] == 0
+    other = ("--set", "search.spaces.er.lr={log: [0.1, 1]}", "--results", "new", "--fresh")
+    assert "new/tiny: holds results of another search" in call(*command, *other)[2]
+
+
 def test_a_record_of_another_search_or_one_that_is_damaged_is_refused(
     here: Path, call: Call
 ) -> None:

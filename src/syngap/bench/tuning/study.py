@@ -238,6 +238,21 @@ class Tuning:
         for each in self.rows.values():
             each.check_records()
 
+    def check_place(self, place: Path) -> None:
+        """Refuse a folder of results that has something else than this search and its table."""
+        path = place / "search" / SEARCH
+        other = holds_experiment(place) and not path.is_file()
+        try:
+            self._check_same_search(path)
+            other = other or (path.is_file() and read_record(path.parent) is None)
+        except UserError:
+            other = True
+        if other:
+            raise UserError(
+                f"{place}: holds results of another search, or of none; give another --results, "
+                f"or remove {place}"
+            )
+
     @contextmanager
     def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Job]]:
         """Begin, or go on, and give the runs to do first.
