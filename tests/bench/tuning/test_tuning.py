@@ -424,6 +424,7 @@ def test_a_value_at_the_edge_of_choices_is_said_to_be_there(here: Path, call: Ca
     written(here, f"search={SEARCH}", choices, "search.added=[]", "methods.er.lr=0.1")
     printed = call(*TUNE, "--methods", "er")[1]
     assert "er: lr 0.1 is at the upper edge of what was tried" in printed
+    assert loaded(here / "out/search.yaml")["chosen"]["er"]["edges"] == {"lr": "upper"}
 
 
 def test_trials_learn_and_choose_without_the_test_samples(

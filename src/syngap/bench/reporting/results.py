@@ -279,7 +279,9 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
             stream=dict(found["stream"]),
             sampler=str(found["sampler"]["name"]),
             rounds=[(int(n), int(seeds)) for n, seeds in every.get("rounds", ())],
-            at_a_time=sorted({int(each["at_a_time"]) for each in found.get("environments", ())}),
+            at_a_time=sorted(
+                {int(each.get("at_a_time", 1)) for each in found.get("environments", ())}
+            ),
             left=0 if "chosen" in found else len(found["spaces"]) * every.get("runs", 0) - runs,
         )
         searched = {row.name: row.spaces for row in search.rows if row.used}

@@ -88,8 +88,9 @@ def write_chosen(tuning: Tuning) -> Path:
 
 def table(tuning: Tuning) -> Table:
     """Return the rows with what was chosen for them, and what that took."""
-    shown = Table("row", "chosen", header_style="bold")
-    for heading in ("ACC on validation", "seeds", "trials", "runs", "training", "device time"):
+    shown = Table("row", header_style="bold")
+    shown.add_column("chosen", overflow="fold")
+    for heading in ("validation ACC", "trials", "runs", "training", "device time"):
         shown.add_column(heading, justify="right")
     chosen = best_trials(tuning)
     for row, found in tuning.rows.items():
@@ -100,7 +101,6 @@ def table(tuning: Tuning) -> Table:
             row,
             ", ".join(f"{key} {value}" for key, value in values.items()) or "nothing yet",
             f"{found.score(best):.2f}" if best else "–",
-            str(len(found.seeds_of(best))) if best else "–",
             str(len(found.standing.trials)),
             str(runs) if runs == every else f"{runs} of {every}",
             *_times(found.runs.values()),
@@ -108,7 +108,7 @@ def table(tuning: Tuning) -> Table:
     every_run = [run for found in tuning.rows.values() for run in found.runs.values()]
     if tuning.rows.keys() - {row}:
         shown.add_section()
-        shown.add_row("all", "", "", "", "", str(len(every_run)), *_times(every_run))
+        shown.add_row("all", "", "", "", str(len(every_run)), *_times(every_run))
     return shown
 
 
