@@ -45,8 +45,9 @@ results: $(VENV)/.installed ## put the numbers and figures of results/ into READ
 	@"$(BIN)/python" benchmarks/frontier.py docs/figures/frontier.svg
 	@"$(BIN)/python" benchmarks/growth.py --draw results/speed/cpu/growth.md docs/figures/growth.svg
 
-check-results: $(VENV)/.installed ## fail where README or docs say another number than results/
+check-results: $(VENV)/.installed ## fail where README or docs say another number than results/, or a tuned row ends below an untuned one
 	@"$(BIN)/syngap" fill --check $(DOCUMENTS)
+	@"$(BIN)/syngap" report results --check
 
 # The wheel is made from the sdist, so that what it holds shows that both are whole.
 TRIED := $(CURDIR)/build/package

@@ -9,7 +9,7 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["count_of", "nearest", "unknown_argument"]
+__all__ = ["count_of", "duration", "nearest", "unknown_argument"]
 
 
 def count_of(number: int, noun: str) -> str:
@@ -64,3 +64,15 @@ def unknown_argument(
     known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     hint = nearest(aliases.get(name.lower(), name), known) or f"; there are {', '.join(known)}"
     return TypeError(f'{function.__name__}() has no argument "{name}"{hint}')
+
+
+def duration(seconds: float) -> str:
+    """Return a time in a unit that is easy to read.
+
+    Examples:
+        >>> duration(42), duration(600), duration(9000)
+        ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,8 +18,10 @@ import torch
 from checkout import ROOT
 from helpers import assert_identical
 from rerun import Rerun
+from tiny import SEARCH, written
 from torch import Tensor, nn
 
+from syngap import bench
 from syngap.bench.config.experiment import read
 from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.derpp import DERpp
@@ -25,6 +29,7 @@ from syngap.bench.methods.er import ER
 from syngap.bench.methods.er_ace import ERACE
 from syngap.bench.methods.syngap import SynGAP
 from syngap.bench.options import checked, signature
+from syngap.bench.store.search_record import read_record
 from syngap.bench.streams import Batch
 from syngap.bench.training.capture import CapturedMethod
 from syngap.optim.scores import sample_labels
@@ -293,14 +298,19 @@ WITHIN = ROOT / "research" / "protection" / "within.sh"
 
 
 def within(
-    seconds: int, packed: Path, runs: Path, command: str, changes: dict[str, str] | None = None
+    seconds: int,
+    packed: Path,
+    runs: Path,
+    command: str,
+    changes: dict[str, str] | None = None,
+    what: tuple[str, ...] = ("name",),
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with a command in place of Python."""
     python = runs.parent / "python"
     python.write_text(f"#!/bin/bash\n{command}\n")
     python.chmod(0o755)
     return subprocess.run(
-        ["bash", WITHIN, str(seconds), packed, runs, "name"],
+        ["bash", WITHIN, str(seconds), packed, runs, *what],
         env={**os.environ, **(changes or {}), "PYTHON": str(python)},
         capture_output=True,
         text=True,
@@ -309,12 +319,48 @@ def within(
 
 
 @pytest.mark.parametrize(("command", "code"), [("true", 0), ("sleep 60", 124), ("false", 1)])
-def test_what_is_there_is_packed_however_runs_end(tmp_path: Path, command: str, code: int) -> None:
+@pytest.mark.parametrize("what", [("name",), ("run", "name"), ("tune", "name", "--workers", "2")])
+def test_what_is_there_is_packed_however_runs_end(
+    tmp_path: Path, what: tuple[str, ...], command: str, code: int
+) -> None:
+    """Of runs, and of a search that has not ended."""
     packed, runs = tmp_path / "new" / "a-1.tgz", tmp_path / "runs"
-    done = within(1, packed, runs, f"echo 1 > {runs}/metrics.jsonl; {command}")
+    wrote = f'echo "$@" > {runs}/words; echo 1 > {runs}/trials.csv; {command}'
+    done = within(1, packed, runs, wrote, what=what)
     assert done.returncode == code
     with tarfile.open(packed) as file:
-        assert "./metrics.jsonl" in file.getnames()
+        assert "./trials.csv" in file.getnames()
+    called = ["run", *what] if what == ("name",) else [*what]
+    assert (runs / "words").read_text().split() == [
+        *("-m", "syngap", *called, "--out", str(runs), "--resume")
+    ]
+
+
+@pytest.mark.slow
+def test_a_search_that_was_packed_there_goes_on_elsewhere(tmp_path: Path) -> None:
+    written(tmp_path, f"search={SEARCH}", "search.trials=30", "stream.epochs=3")
+    packed, runs = tmp_path / "a.tgz", tmp_path / "runs"
+    stopped = f"""
+        {shlex.quote(sys.executable)} "$@" & running=$!
+        until [ "$(wc -l < {runs}/trials.csv)" -ge 4 ]; do sleep 0.1; done 2> /dev/null
+        kill $running; wait
+    """
+    what = ("tune", str(tmp_path / "tiny.yaml"), "--methods", "er")
+    within(120, packed, runs, stopped, what=what)
+    with tarfile.open(packed) as file:
+        file.extractall(tmp_path / "elsewhere", filter="data")
+    shutil.rmtree(runs)
+    before = read_record(tmp_path / "elsewhere")
+    assert before is not None
+    assert before.trials
+    assert not before.has_ended
+    tuned = bench.tune(
+        tmp_path / "tiny.yaml", methods=["er"], out=tmp_path / "elsewhere", workers=2
+    )
+    now = read_record(tuned.experiment.parent)
+    assert now is not None
+    assert now.has_ended
+    assert now.continues(before)
 
 
 @pytest.mark.parametrize("name", ["a,b.tgz", "a b.tgz", "a%.tgz"])

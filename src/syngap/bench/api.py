@@ -53,10 +53,17 @@ class Tuned:
     Args:
         tuning: the search.
         experiment: the YAML file of the experiment with what was chosen.
+        runs: of the table with it, where that was run.
     """
 
     tuning: Tuning
     experiment: Path
+    runs: Runs | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a run failed, so that its row has no choice yet."""
+        return any(row.stopped for row in self.tuning.rows.values())
 
     def table(self) -> Table:
         """Return the rows with what was chosen for them."""
@@ -157,6 +164,8 @@ def tune(
     out: str | PathLike[str] | None = None,
     data: str | PathLike[str] | None = None,
     if_there: IfThere = "resume",
+    record: str | PathLike[str] | None = None,
+    results: str | PathLike[str] | None = None,
     workers: int | None = None,
     engine: EngineName = "local",
     address: str | None = None,
@@ -174,6 +183,10 @@ def tune(
         out: the folder; runs/NAME-search by default.
         data: as for `run`.
         if_there: as for `run`.
+        record: a folder with the record of the same search, which `syngap keep` wrote: its runs
+            need not be done again.
+        results: then run the table with what was chosen, in the folder `table` of `out`, and
+            record both in this folder, under the name of the experiment.
         workers: as for `run`.
         engine: as for `run`.
         address: as for `run`.
@@ -182,6 +195,7 @@ def tune(
         progress: as for `run`.
     """
     from syngap.bench.config.search import Trials
+    from syngap.bench.store.keep import keep, keep_search
     from syngap.bench.tuning.chosen import write_chosen
     from syngap.bench.tuning.study import Tuning
 
@@ -206,12 +220,34 @@ def tune(
             data=data_folder(data),
             if_there=if_there,
             device=execution.device(whole),
+            record=None if record is None else Path(record),
         )
+        place = None if results is None else Path(results) / whole.name
+        if place is not None:
+            tuning.check_place(place)
         for note in notes:
             execution.say(note)
         with execution.begin(tuning.plan, tuning.begin(execution.say)) as first:
             execution.work(tuning.plan, first, to_come=tuning.to_come(), following=tuning.following)
-            return Tuned(tuning, write_chosen(tuning))
+            tuned = Tuned(tuning, write_chosen(tuning))
+    if place is None or tuned.stopped:
+        return tuned
+    keep_search(folder, place / "search")
+    made = run(
+        tuned.experiment,
+        methods=methods,
+        out=folder / "table",
+        data=data,
+        if_there="replace" if if_there == "replace" else "resume",
+        workers=workers,
+        engine=engine,
+        address=address,
+        log=log,
+        hung_after=hung_after,
+        progress=progress,
+    )
+    keep(folder / "table", place, unfinished=True)
+    return replace(tuned, runs=Runs(place, made.failed))
 
 
 def reproduce(

@@ -1,11 +1,11 @@
-"""The one exception that means: what was asked for cannot be done, and here is why."""
+"""The exceptions that mean: what was asked for cannot be done, and here is why."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-__all__ = ["UserError", "printable"]
+__all__ = ["DamagedError", "UserError", "printable"]
 
 
 class UserError(ValueError):
@@ -22,6 +22,10 @@ class UserError(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(_LONG.sub(r"\1...", printable(str(message))))
+
+
+class DamagedError(UserError):
+    """A file that is not as syngap wrote it."""
 
 
 def printable(text: str) -> str:

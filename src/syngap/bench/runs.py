@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from os.path import relpath
@@ -13,18 +13,65 @@ from urllib.parse import quote
 
 from rich.console import Console
 
+from syngap.bench.config.reading import reading, yaml_in
 from syngap.bench.storage import make_folder
 from syngap.bench.store.folder_reader import Run, read_runs
-from syngap.bench.store.layout import holds_experiment
+from syngap.bench.store.layout import experiment_folders, holds_experiment
+from syngap.bench.store.search_record import SEARCH
 from syngap.bench.store.surface import Landscape, read_landscapes
+from syngap.messages import count_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from syngap.bench.reporting.finetuning.comparison import Comparison
+    from syngap.bench.reporting.results import Search
     from syngap.bench.reporting.rows import Row
 
-__all__ = ["Runs"]
+__all__ = ["Runs", "TunedCheck", "check_results"]
+
+KNOWN = "known_failures.yaml"
+
+
+@dataclass(frozen=True)
+class TunedCheck:
+    """Whether tuned rows of an experiment end below untuned ones by more than chance.
+
+    Args:
+        experiment: the name of its folder.
+        tuned: its tuned rows.
+        below: tuned row that could be compared → what it ends below, nothing where it does not.
+        known: row → why it is known to end below.
+    """
+
+    experiment: str
+    tuned: Sequence[str]
+    below: Mapping[str, Sequence[str]]
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the rows that end below are those of which that is known."""
+        return {row for row, texts in self.below.items() if texts} == {*self.known}
+
+    def describe(self) -> list[str]:
+        """Return what was found, in lines."""
+        lines = []
+        for row, texts in self.below.items():
+            if texts:
+                known = self.known.get(row)
+                why = f"known: {known}" if known else "the search has failed for this row"
+                lines.append(f"{self.experiment}: {row}: {'; '.join(texts)} ({why})")
+        lines += [
+            f"{self.experiment}: {row}: no longer below an untuned row; remove it from {KNOWN}"
+            for row in self.known
+            if not self.below.get(row)
+        ]
+        rows = f"{self.experiment}: {count_of(len(self.tuned), 'tuned row')}"
+        return lines or [
+            f"{rows}, {len(self.below)} with an untuned one to compare: none ends below by more "
+            "than chance"
+        ]
 
 
 @dataclass(frozen=True)
@@ -124,9 +171,40 @@ class Runs:
         search = read_search(self.folder, self.rows)
         if against is None:
             return search.warning if search else ""
+        return below_untuned(self.rows, self._searched(search), Runs(Path(against)).rows)
+
+    def check_tuned(self, others: Sequence[Runs] = (), *, named: bool = False) -> TunedCheck:
+        """Compare tuned rows with untuned ones.
+
+        Args:
+            others: of which the untuned runs with the same stream and model count.
+            named: `others` count whatever their stream, and rows of this table are tuned also
+                where the folder has no record of a search.
+        """
+        from syngap.bench.config.experiment import complete_setting
+        from syngap.bench.reporting.headline import compare_untuned
+        from syngap.bench.reporting.results import read_search
+
+        search = read_search(self.folder, self.rows)
+        if search is None and not named:
+            return TunedCheck(self.folder.name, [], {})
+        chosen = {row.name: list(row.spaces) for row in search.rows if row.used} if search else {}
+        searched = self._searched(search) if named else chosen
+        setting = complete_setting(self.runs[0].config.entries)
+        untuned = [
+            row
+            for other in others
+            if named or complete_setting(other.runs[0].config.entries) == setting
+            for row in other.rows
+        ]
+        return TunedCheck(
+            self.folder.name, list(searched), compare_untuned(self.rows, searched, untuned)
+        )
+
+    def _searched(self, search: Search | None) -> dict[str, list[str]]:
+        """Return what was searched of every row, as far as that is recorded."""
         searched = {row.name: list[str]() for row in self.rows}
-        searched |= {row.name: list(row.spaces) for row in search.rows} if search else {}
-        return below_untuned(self.rows, searched, Runs(Path(against)).rows)
+        return searched | ({row.name: list(row.spaces) for row in search.rows} if search else {})
 
     def report(
         self,
@@ -177,3 +255,31 @@ class Runs:
     def _repr_markdown_(self) -> str:
         """Return what a notebook shows."""
         return self.markdown()
+
+
+def check_results(folder: Path) -> list[TunedCheck]:
+    """Check every experiment in a folder of results that has the record of a search.
+
+    Untuned rows are those of experiments without one that have the same stream and model.
+
+    Args:
+        folder: of results; its known_failures.yaml names rows that are known to end below untuned
+            ones, with the reason.
+    """
+    known = yaml_in(folder / KNOWN) if (folder / KNOWN).is_file() else {}
+    with reading(folder / KNOWN):
+        reasons = {
+            name: {row: str(why) for row, why in rows.items()} for name, rows in known.items()
+        }
+    streams = [
+        runs
+        for path in experiment_folders(folder)
+        if (runs := Runs(path)).runs and not runs.is_finetuning
+    ]
+    tuned = [runs for runs in streams if (runs.folder / "search" / SEARCH).is_file()]
+    untuned = [runs for runs in streams if runs not in tuned]
+    found = [
+        replace(runs.check_tuned(untuned), known=reasons.pop(runs.folder.name, {}))
+        for runs in tuned
+    ]
+    return found + [TunedCheck(name, [], {}, rows) for name, rows in reasons.items()]

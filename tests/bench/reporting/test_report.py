@@ -9,9 +9,10 @@ import shutil
 from datetime import datetime, timezone
 
 import pytest
+from checkout import ROOT
 from rich.console import Console
 from runfolders import DEMO, Made, write_experiment, write_run, write_search
-from tiny import called
+from tiny import called, tree
 
 from syngap.bench.errors import UserError
 from syngap.bench.reporting.figures import accuracy_figure
@@ -274,6 +275,53 @@ def test_untuned_rows_may_be_in_another_folder(tmp_path, capsys):
     assert called(capsys, "report", untuned, "--against", untuned)[2] == ""
     code, _, said = called(capsys, "report", tmp_path, "--against", untuned)
     assert (code, "--against: " in said, len(said.splitlines())) == (2, True, 1)
+
+
+def test_a_tuned_row_below_an_untuned_one_fails_the_check(tmp_path, capsys):
+    """Of all results: against what has the same stream and model, and no search of its own."""
+
+    def check(*arguments):
+        before = tree(tmp_path)
+        code, printed, said = called(capsys, "report", *arguments, "--check")
+        assert (said, tree(tmp_path)) == ("", before), "nothing is written"
+        return code, printed
+
+    tuned = ends(tmp_path / "a", {"er": ("er", {"lr": 0.03}, 40), "sgd": ("sgd", {"lr": 1.0}, 30)})
+    write_search(tuned, {"er": {"lr": 0.03}, "sgd": {"lr": 1.0}})
+    passes = (
+        "a: 2 tuned rows, 0 with an untuned one to compare: none ends below by more than chance"
+    )
+    assert check(tmp_path) == (0, f"{passes}\n")
+    untuned = ends(tmp_path / "b", {"er": ("er", {"lr": 0.3}, 45), "sgd": ("sgd", {}, 20)})
+    code, printed = check(tmp_path)
+    assert code == 1
+    assert printed.startswith("a: er: ER (−5.0 ± ")
+    assert printed.endswith("(the search has failed for this row)\n")
+    assert "SGD" not in printed
+    assert check(tuned, "--against", untuned) == (code, printed)
+    assert check(tuned)[0] == 0, "there is no untuned row beside it"
+    known = tmp_path / "known_failures.yaml"
+    known.write_text("a: {er: an old search}")
+    code, printed = check(tmp_path)
+    assert (code, printed.endswith("(known: an old search)\n")) == (0, True)
+    for stale in ("a: {er: an old search, sgd: too}", "{a: {er: an old search}, c: {sgd: too}}"):
+        known.write_text(stale)
+        code, printed = check(tmp_path)
+        line = "sgd: no longer below an untuned row; remove it from known_failures.yaml"
+        assert (code, line in printed) == (1, True)
+    known.unlink()
+    for path in untuned.glob("*/config.yaml"):
+        path.write_text(path.read_text().replace("digits", "permuted_digits"))
+    assert check(tmp_path) == (0, f"{passes}\n"), "another stream is no comparison"
+
+
+def test_what_is_recorded_passes_but_for_known_failures(capsys):
+    """What `make check-results` does, so that `make test` knows it too."""
+    if not (ROOT / "results").is_dir():
+        pytest.skip("there are no results beside the tests")
+    code, printed, _ = called(capsys, "report", ROOT / "results", "--check")
+    assert code == 0, printed
+    assert '"$(BIN)/syngap" report results --check' in (ROOT / "Makefile").read_text()
 
 
 WINS = {

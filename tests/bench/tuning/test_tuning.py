@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -28,8 +31,7 @@ from syngap.bench.runner.run import Job
 from syngap.bench.runs import Runs
 from syngap.bench.streams import Samples, Tasks
 from syngap.bench.streams.digits import digits
-from syngap.bench.tuning.halving import Source, Standing, Trial, standing
-from syngap.bench.tuning.study import trial_source
+from syngap.bench.tuning.halving import Source, Standing, Trial, standing, trial_source
 
 Call = Callable[..., tuple[int, str, str]]
 Score = Callable[[Trial, int], float | None]
@@ -257,7 +259,9 @@ def trials(folder: Path) -> list[dict[str, str]]:
     with (folder / "trials.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     for line in lines:
-        assert float(line.pop("seconds")) >= 0
+        for name in [name for name in line if name.startswith("seconds")]:
+            assert float(line.pop(name) or 0) >= 0
+        del line["environments"]  # commands differ
     return lines
 
 
@@ -370,7 +374,13 @@ def test_the_search_is_kept_with_the_results_and_shown(here: Path, call: Call) -
         assert cells[4] == "; ".join(scores)
         assert cells[4] in page
     assert "4 trials of every row with seed 100, the best 2 with 2 seeds, by Latin" in data["says"]
-    assert "Training took" in data["says"]
+    assert data["columns"][-2:] == ["training", "device time"]
+    cost = loaded(here / "out/search.yaml")["cost"]
+    for cells, row in zip(data["rows"], ("sgd", "er"), strict=True):
+        took = cost["rows"][row]
+        assert cells[-2:] == [f"{took['seconds']:.0f} s", f"{took['device_seconds']:.0f} s"]
+    in_all = f"{cost['all']['seconds']:.0f} s"
+    assert f" a row, {in_all} in all. With 1 at a time, that is {in_all} of" in data["says"]
     widened = loaded(here / "out/search.yaml")["widened"]["er"][-1]["space"]["log"]
     assert f"lr {widened[0]:g} to {widened[1]:g} (log), widened" in data["rows"][1][1]
     assert "Spaces were widened where the best stood at an edge." in data["says"]
@@ -414,6 +424,7 @@ def test_a_value_at_the_edge_of_choices_is_said_to_be_there(here: Path, call: Ca
     written(here, f"search={SEARCH}", choices, "search.added=[]", "methods.er.lr=0.1")
     printed = call(*TUNE, "--methods", "er")[1]
     assert "er: lr 0.1 is at the upper edge of what was tried" in printed
+    assert loaded(here / "out/search.yaml")["chosen"]["er"]["edges"] == {"lr": "upper"}
 
 
 def test_trials_learn_and_choose_without_the_test_samples(
@@ -473,7 +484,7 @@ def test_a_trial_that_diverges_counts_as_the_worst(here: Path, call: Call) -> No
 def test_where_every_trial_diverges_nothing_is_chosen(here: Path, call: Call) -> None:
     wild = "search.spaces.sgd={lr: {log: [1.0e+29, 1.0e+30]}, weight_decay: {choose: [0, 1]}}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syngap.bench.tuning.study.defaults", lambda kind: {})
+        patch.setattr("syngap.bench.tuning.halving.defaults", lambda kind: {})
         written(here, f"search={SEARCH}", wild, "methods.sgd.lr=1.0e+29")
         code, printed, _ = call(*TUNE, "--methods", "sgd")
     assert code == 0
@@ -499,7 +510,8 @@ def test_another_failure_stops_its_row_and_is_tried_again(
     assert code == 1
     assert "sgd-trial1-100 failed: OSError: the disk is gone" in printed
     assert "as they were in tuned.yaml: sgd" in printed
-    assert {line["row"] for line in trials(here / "out")} == {"er"}
+    ended = [line["trial"] for line in trials(here / "out") if line["row"] == "sgd"]
+    assert ended == ["0", "2"], "what its round has besides"
     assert list(loaded(here / "out/search.yaml")["chosen"]) == ["er"]
     assert call(*TUNE, "--resume")[0] == 0
     assert call("tune", "tiny.yaml", "--out", "whole")[0] == 0
@@ -541,6 +553,228 @@ def test_a_search_that_was_killed_chooses_the_same_as_one_that_was_not(
     assert f" of {12 - ended}  " in said, "those that have ended are not to come"
     assert trials(here / "out") == trials(here / "whole")
     assert (here / "out/tuned.yaml").read_bytes() == (here / "whole/tuned.yaml").read_bytes()
+
+
+# Going on elsewhere -------------------------------------------------------------------------------
+
+ROUNDS = ("search.rounds=[[3, 2], [2, 4]]", "search.seeds=[100, 7, 8, 9]")  # 4 + 3 + 4 runs
+ER = ("tune", "tiny.yaml", "--methods", "er", "--out")
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, call: Call, after: int, *arguments: object) -> None:
+    """A search that is killed after so many runs."""
+    whole, left = engine.execute, iter(range(after))
+
+    def killed(job: Job, tell: Any) -> None:
+        if next(left, None) is None:
+            raise Killed
+        whole(job, tell)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "execute", killed)
+        with pytest.raises(Killed):
+            call(*arguments)
+
+
+def assert_same_search(one: Path, other: Path) -> None:
+    """With all digits of every score, and the same choice."""
+    assert trials(one) == trials(other)
+    assert (one / "tuned.yaml").read_bytes() == (other / "tuned.yaml").read_bytes()
+    chosen = [loaded(folder / "search.yaml")["chosen"]["er"] for folder in (one, other)]
+    for key in ("values", "ACC", "trial", "seeds", "runs"):
+        assert chosen[0][key] == chosen[1][key]
+
+
+@pytest.mark.parametrize(("after", "of_round"), [(2, 1), (5, 2), (9, 3)])
+def test_a_search_goes_on_from_its_packed_record_to_the_same_choice(
+    after: int, of_round: int, here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any of its rounds, in another folder that has none of the runs."""
+    written(here, f"search={SEARCH}", *ROUNDS)
+    assert call(*ER, "whole")[0] == 0
+    stopped(monkeypatch, call, after, *ER, "out")
+    most = max(len(line["seeds"].split()) for line in trials(here / "out"))
+    assert most == of_round
+    refused = call("keep", "out")
+    assert refused[0] == 2
+    assert "--unfinished keeps what it has so far" in refused[2]
+    code, _, said = call("keep", "out", "--unfinished")
+    assert (code, f"has {after} runs so far" in said) == (0, True)
+    kept = here / "results/tiny/search"
+    assert {path.name for path in kept.iterdir()} == {"search.yaml", "trials.csv"}
+    found = read_search(kept.parent, ())
+    assert found is not None
+    assert f"The search has not ended: {11 - after} runs to come." in search_data(found)["says"]
+    code, _, said = call(*ER, "elsewhere", "--from", kept)
+    assert (code, f"of {11 - after}  " in said) == (0, True), "none is run again"
+    assert len(list((here / "elsewhere").glob("*/config.yaml"))) == 11 - after
+    assert_same_search(here / "elsewhere", here / "whole")
+    assert call("keep", "elsewhere")[0] == 0, "it has all that was kept before"
+    assert (kept / "tuned.yaml").read_bytes() == (here / "whole/tuned.yaml").read_bytes()
+
+
+def test_run_folders_that_are_missing_or_damaged_are_made_up_for_by_the_record(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(here, f"search={SEARCH}", *ROUNDS)
+    assert call(*ER, "whole")[0] == 0
+    stopped(monkeypatch, call, 6, *ER, "out")
+    shutil.rmtree(here / "out/er-trial0-100")
+    cut = here / "out/er-trial1-100/accuracy.csv"
+    cut.write_text("".join(cut.read_text().splitlines(True)[:-1]))
+    (here / "out/er-trial2-100/status.json").write_text("{")
+    (here / "out/er-trial3-100/config.yaml").write_bytes(b"\xff")
+    shutil.copytree(here / "out", here / "without")
+    code, _, said = call(*ER, "out", "--resume")
+    assert (code, "of 5  " in said) == (0, True)
+    assert_same_search(here / "out", here / "whole")
+    # Without a record they are run again, and nothing is lost.
+    (here / "without/trials.csv").unlink()
+    code, _, said = call(*ER, "without", "--resume")
+    assert (code, said.count("the run begins again")) == (0, 3)
+    assert_same_search(here / "without", here / "whole")
+    assert len(list((here / "without").glob("*.damaged-*"))) == 3
+
+
+@pytest.mark.parametrize("after", [5, 11, 13])
+def test_one_command_makes_a_tuned_table_and_goes_on_wherever_it_was_stopped(
+    after: int, here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the search of 12 runs, in its last, and within the table of 2."""
+    command = ("tune", "tiny.yaml", "--table", "--out")
+    code, printed, _ = call(*command, "whole", "--results", "expected")
+    assert code == 0
+    assert "The table and the search are recorded in expected/tiny" in printed
+    stopped(monkeypatch, call, after, *command, "out")
+    kept = here / "results/tiny"
+    assert (kept / "search/tuned.yaml").is_file() == (after == 13)
+    assert not (kept / "runs.jsonl").exists()
+    assert call(*command, "out", "--resume")[0] == 0
+    whole, found = Runs(here / "expected/tiny"), Runs(kept)
+    assert [(run.row, run.accuracy) for run in found.runs] == [
+        (run.row, run.accuracy) for run in whole.runs
+    ]
+    assert_same_search(kept / "search", here / "expected/tiny/search")
+    chosen = loaded(kept / "search/search.yaml")["chosen"]
+    for run in found.runs:
+        options = run.config.method.options
+        assert {name: options[name] for name in chosen[run.row]["values"]} == chosen[run.row][
+            "values"
+        ]
+        assert run.config.entries["stream"]["validation"] == 0.0
+    search = read_search(kept, found.rows)
+    assert search is not None
+    assert all(row.used for row in search.rows)
+
+
+def test_a_tuned_table_is_not_recorded_over_other_results(here: Path, call: Call) -> None:
+    """Which shows before the first run."""
+    command = ("tune", "tiny.yaml", "--table", "--out", "out")
+    assert call("run", "tiny.yaml", "--out", "plain")[0] == 0
+    assert call("keep", "plain")[0] == 0
+    before = tree(here)
+    code, _, said = call(*command)
+    assert (code, "results/tiny: holds results of another search, or of none" in said) == (2, True)
+    assert tree(here) == before
+    assert call(*command, "--results", "new", "--methods", "er")[0] == 0
+    other = ("--set", "search.spaces.er.lr={log: [0.1, 1]}", "--results", "new", "--fresh")
+    assert "new/tiny: holds results of another search" in call(*command, *other)[2]
+
+
+def test_a_record_of_another_search_or_one_that_is_damaged_is_refused(
+    here: Path, call: Call
+) -> None:
+    assert call(*TUNE)[0] == 0
+    assert call("keep", "out", "kept")[0] == 0
+    kept = here / "kept"
+
+    def refused(*arguments: str) -> str:
+        code, _, said = call("tune", "tiny.yaml", "--out", "new", "--from", "kept", *arguments)
+        assert (code, len(said.splitlines())) == (2, 1)
+        assert not (here / "new").exists()
+        return said
+
+    assert "stream.epochs was 1 there and is 2 now" in refused("--set", "stream.epochs=2")
+    assert "method.buffer was 20 there and is 30" in refused("--set", "methods.er.buffer=30")
+    assert "model.hidden was [8] there" in refused("--set", "model.hidden=[9]")
+    assert "seeds was [100, 7] there" in refused("--set", "search.seeds=[100, 8]")
+    alone = f"search.spaces={ {'sgd': SEARCH['spaces']['sgd']} }"
+    assert "search.spaces.er: missing, but kept has trials of it" in refused("--set", alone)
+    text = (kept / "trials.csv").read_text()
+    for old, new, why in (
+        ("default", "default,1", "a line that is shorter or longer"),
+        ("er,1,row", "er,0,row", "row er, trial 0 is there twice"),
+        (",0.3,", ",0.4,", "er, trial 1: lr was"),
+    ):
+        assert old in text
+        (kept / "trials.csv").write_text(text.replace(old, new))
+        assert f"kept/trials.csv: {why}" in refused().replace("not as syngap wrote it (", "")
+    (kept / "trials.csv").unlink()
+    assert "--from: kept has no record that a search can go on from" in refused()
+    assert "kept: holds the record of a search" in call(*TUNE[:3], "kept", "--resume")[2]
+
+
+def test_a_kept_search_is_replaced_by_what_continues_it_and_by_nothing_else(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(monkeypatch, call, 3, *TUNE)
+    assert call("keep", "out", "kept", "--unfinished")[0] == 0
+    assert call(*ER, "other", "--set", "search.stream.validation=0.3")[0] == 0
+    before = tree(here / "kept")
+    code, _, said = call("keep", "other", "kept")
+    assert (code, "is there with another content" in said) == (2, True)
+    assert tree(here / "kept") == before
+    assert call(*TUNE, "--resume")[0] == 0
+    assert call("keep", "out", "kept")[0] == 0
+    assert call("keep", "other", "kept", "--replace")[0] == 0
+
+
+def test_trials_are_up_to_date_after_every_run(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the process was killed in a way that it could not notice."""
+    seen: list[tuple[int, int]] = []
+    whole, ended = engine.execute, iter(range(99))
+
+    def looks(job: Job, tell: Any) -> None:
+        lines = trials(here / "out")
+        seen.append((sum(len(line["seeds"].split()) for line in lines), next(ended)))
+        whole(job, tell)
+
+    monkeypatch.setattr(engine, "execute", looks)
+    assert call(*TUNE)[0] == 0
+    assert [recorded for recorded, _ in seen] == [run for _, run in seen] == list(range(12))
+
+
+def test_the_record_has_all_digits_and_what_runs_cost(here: Path, call: Call) -> None:
+    written(
+        here, f"search={SEARCH}", "methods.joint={}", "search.spaces.joint={lr: {log: [0.01, 1]}}"
+    )
+    assert call(*TUNE)[0] == 0
+    found, lines = loaded(here / "out/search.yaml"), trials(here / "out")
+    with (here / "out/trials.csv").open(encoding="utf-8") as file:
+        times = list(csv.DictReader(file))
+    every = 0.0
+    for row in ("sgd", "er", "joint"):
+        spent = 0.0
+        for line, time in zip(lines, times, strict=True):
+            for seed in line["seeds"].split() if line["row"] == row else ():
+                folder = here / f"out/{row}-trial{line['trial']}-{seed}"
+                final = (folder / "accuracy.csv").read_text().splitlines()[-1]
+                assert float(line[f"ACC {seed}"]) == fmean(map(float, final.split(",")[1:]))
+                status = json.loads((folder / "status.json").read_text())
+                assert float(time[f"seconds {seed}"]) == status["seconds"]
+                spent += status["seconds"]
+        cost = found["cost"]["rows"][row]
+        assert cost["runs"] == 6
+        assert cost["seconds"] == found["chosen"][row]["seconds"] == pytest.approx(spent, abs=2e-3)
+        assert cost["device_seconds"] == cost["seconds"], "one at a time"
+        every += spent
+    assert found["cost"]["all"]["runs"] == 18
+    assert found["cost"]["all"]["seconds"] == pytest.approx(every, abs=2e-3)
+    (environment,) = found["environments"]
+    assert (environment["device"], environment["at_a_time"]) == ("cpu", 1)
+    assert "started" not in environment
 
 
 def test_a_trial_whose_folder_tried_something_else_is_refused_in_one_line(
@@ -683,3 +917,7 @@ def test_worker_processes_give_the_same_as_this_one(
     assert code == 0
     assert said.splitlines()[-1].startswith("12 of 12")
     assert trials(here / "out") == trials(here / "whole")
+    found = loaded(here / "out/search.yaml")
+    assert [each["at_a_time"] for each in found["environments"]] == [3]
+    cost = found["cost"]["all"]
+    assert cost["device_seconds"] == pytest.approx(cost["seconds"] / 3, abs=2e-3)

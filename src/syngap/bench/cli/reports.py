@@ -36,10 +36,19 @@ def report(
         typer.Option("--figures", help="also draw all figures into this folder (SVG and PDF)"),
     ] = None,
     against: Against = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="write nothing; exit code 1 if a tuned row ends below an untuned one"
+        ),
+    ] = False,
 ) -> None:
     """Print the table and write the page again."""
     from syngap.bench.reporting.results import Results, holds_experiments
 
+    if check:
+        _check_tuned(runs, against)
+        return
     if not holds_experiments(runs):
         print_report(runs, markdown=markdown, figure=figure, figures=figures, against=against)
         return
@@ -92,7 +101,7 @@ def keep(
     unfinished: Annotated[
         bool,
         typer.Option(
-            "--unfinished", help="also record failed runs; leave out runs that have not ended"
+            "--unfinished", help="also record failed runs, or a search that has not ended"
         ),
     ] = False,
     replace: Annotated[
@@ -111,8 +120,15 @@ def keep(
 
     if searched := search_of(runs):
         place = to or Path("results") / searched / "search"
-        written = keep_search(runs, place, replaced=replace)
-        typer.echo(f"The search is in {place}; files written: {written}")
+        search = keep_search(runs, place, unfinished=unfinished, replaced=replace)
+        typer.echo(f"The search is in {place}; files written: {search.written}")
+        if not search.ended:
+            count = count_of(search.runs or 0, "run")
+            typer.echo(
+                f"It has not ended and has {count} so far; syngap tune --from {place} goes on "
+                "with it, also on another machine",
+                err=True,
+            )
         return
     place = to or Path("results") / (read_runs(runs)[0].config.experiment or runs.name)
     kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
@@ -178,6 +194,26 @@ def _warn_untuned(runs: Runs, against: Path | None) -> None:
     """Say in a line where a tuned row ends below an untuned one."""
     if warning := runs.below_untuned(against):
         typer.echo(warning, err=True)
+
+
+def _check_tuned(folder: Path, against: Path | None) -> None:
+    """Say of tuned rows whether they end below untuned ones; exit code 1 where one does."""
+    from syngap.bench.reporting.results import holds_experiments
+    from syngap.bench.runs import Runs, check_results
+
+    if holds_experiments(folder):
+        if against:
+            raise UserError(
+                f"--against: {folder} holds several experiments; name the folder of one"
+            )
+        found = check_results(folder)
+    else:
+        others = [Runs(against)] if against else []
+        found = [Runs(folder).check_tuned(others, named=against is not None)]
+    for each in found:
+        typer.echo("\n".join(each.describe()))
+    if not all(each.passed for each in found):
+        raise typer.Exit(1)
 
 
 def _holds_trials(folder: Path) -> bool:

@@ -143,6 +143,19 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="continue the search that is in the folder")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RECORD",
+            help="continue a search from the folder that `syngap keep --unfinished` wrote",
+        ),
+    ] = None,
+    table: Annotated[
+        bool,
+        typer.Option("--table", help="then run the table with the chosen values, and record both"),
+    ] = False,
+    results: Results = Path("results"),
     fresh: Fresh = False,
     engine: Engine = EngineChoice.local,
     address: Address = None,
@@ -152,7 +165,8 @@ def tune(
     """Search hyper-parameters.
 
     The section `search` of the experiment says what is tried. Every row has the same number of
-    runs, each as long as those of the table. Test samples are not used.
+    runs, each as long as those of the table. Test samples are not used. With --table one command
+    makes a tuned table, and the same command with --resume goes on wherever it was stopped.
     """
     from rich.console import Console
 
@@ -169,6 +183,8 @@ def tune(
             out=out,
             data=data,
             if_there=if_there,
+            record=record,
+            results=results if table else None,
             engine=engine.value,
             address=address,
             log=names_in(log, "--log") or (),
@@ -178,8 +194,11 @@ def tune(
     for note in tuned.notes():
         typer.echo(note)
     typer.echo(f"The experiment with what was chosen is {tuned.experiment}")
-    if any(row.stopped for row in tuned.tuning.rows.values()):
+    if tuned.stopped:
         raise typer.Exit(1)
+    if tuned.runs is not None:
+        _print_result(tuned.runs)
+        typer.echo(f"The table and the search are recorded in {tuned.runs.folder}")
 
 
 def reproduce(

@@ -225,6 +225,22 @@ def complete_run(run: Mapping[str, Any], like: RunConfig) -> dict[str, Any]:
     return complete
 
 
+def complete_setting(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stream and the model of a run, with newer options at their defaults.
+
+    Runs with the same ones can be compared. A stream or model whose package is not installed here
+    keeps its options.
+    """
+    then = with_earlier_defaults({part: run.get(part) or {} for part in ("stream", "model")})
+    for part, known in (("stream", streams.registry), ("model", models.registry)):
+        try:
+            added = defaults(known.get(str(then[part].get("name"))))
+        except UserError:
+            added = {}
+        then[part] = {**added, **(defaults(Stream) if part == "stream" else {}), **then[part]}
+    return then
+
+
 def complete_method(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's options, `name` among them, with newer options at their defaults.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from syngap.bench.errors import UserError
+from syngap.bench.errors import DamagedError, UserError
 from syngap.bench.options import DEEPEST, plain
 from syngap.bench.storage import read
 
@@ -74,9 +74,9 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not as syngap wrote it ({_reason(error)})") from error
+        raise DamagedError(f"{path}: not as syngap wrote it ({_reason(error)})") from error
     except (RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not as syngap wrote it ({_reason(error)})") from error
+        raise DamagedError(f"{path}: not as syngap wrote it ({_reason(error)})") from error
 
 
 class BoundedLoader(yaml.SafeLoader):

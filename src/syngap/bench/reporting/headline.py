@@ -22,6 +22,7 @@ __all__ = [
     "below_untuned",
     "best_row",
     "compare",
+    "compare_untuned",
     "conclusion",
     "featured",
     "headline",
@@ -181,16 +182,33 @@ def below_untuned(
 ) -> str:
     """Return which tuned rows end below an untuned one by more than chance, "" for none.
 
-    A search has failed there. The difference is paired over the seeds that both have. An untuned
-    row is one of the same method with its defaults in the place of what was searched, all else
-    alike, or one of `others` with the same name.
+    Args:
+        rows: of the tuned table.
+        searched: tuned row → the options that were searched.
+        others: rows of untuned tables.
+    """
+    found = compare_untuned(rows, searched, others)
+    below = [text for texts in found.values() for text in texts]
+    return (
+        f"Tuned rows end below untuned ones by more than chance: {_join(below)}." if below else ""
+    )
+
+
+def compare_untuned(
+    rows: Sequence[Row], searched: Mapping[str, Collection[str]], others: Sequence[Row] = ()
+) -> dict[str, list[str]]:
+    """Return for each tuned row that has untuned ones beside it those that it ends below.
+
+    A search has failed there. The difference is paired over the seeds that both have, and its 95 %
+    interval is below zero. An untuned row is one of the same method with its defaults in the place
+    of what was searched, all else alike, or one of `others` with the same name.
 
     Args:
         rows: of the tuned table.
         searched: tuned row → the options that were searched.
-        others: rows of an untuned table.
+        others: rows of untuned tables.
     """
-    found = []
+    found: dict[str, list[str]] = {}
     for row in rows:
         if row.name not in searched:
             continue
@@ -201,14 +219,15 @@ def below_untuned(
         named = [other for other in others if other.name == row.name and other not in alike]
         for other in (*alike, *named):
             difference = paired_difference(row.values["ACC"], other.values["ACC"])
-            if difference and verdict(difference) == -1:
-                interval = Spread(difference.mean, half_width(difference))
-                points = f"{format_number(interval, sign='+')} points, 95 %"
-                of = f" of {other.experiment}" if other in others else ""
-                found.append(f"{_in_list(row.label, points)} below {_in_list(other.label)}{of}")
-    return (
-        f"Tuned rows end below untuned ones by more than chance: {_join(found)}." if found else ""
-    )
+            if difference and (sign := verdict(difference)) is not None:
+                found.setdefault(row.name, [])
+                if sign == -1:
+                    interval = Spread(difference.mean, half_width(difference))
+                    points = f"{format_number(interval, sign='+')} points, 95 %"
+                    of = f" of {other.experiment}" if other in others else ""
+                    text = f"{_in_list(row.label, points)} below {_in_list(other.label)}{of}"
+                    found[row.name].append(text)
+    return found
 
 
 _NONE = "No run has finished yet."

@@ -22,7 +22,7 @@ from syngap.bench.reporting.headline import below_untuned, best_row
 from syngap.bench.reporting.rows import Row, rows
 from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
 from syngap.bench.store.layout import experiment_folders, holds_experiment
-from syngap.messages import count_of, nearest
+from syngap.messages import count_of, duration, nearest
 
 __all__ = [
     "Results",
@@ -35,7 +35,10 @@ __all__ = [
 ]
 
 _SEARCH = "search"
-_SEARCH_COLUMNS = ("method", "tried", "chosen", "validation ACC ↑", "trials", "diverged")
+_SEARCH_COLUMNS = (
+    *("method", "tried", "chosen", "validation ACC ↑", "trials", "diverged"),
+    *("training", "device time"),
+)
 _TRIAL_COLUMNS = ("method", "trial", "values", "validation ACC ↑", "by seed")
 _NOT_DRAWN = ("default", "row")  # sources of trials
 
@@ -134,6 +137,7 @@ class SearchRow:
         initial: whether the chosen trial has values that the search began with.
         widened: options whose space was widened.
         seconds: of training, all its runs together; None where they were not recorded.
+        device_seconds: the same, divided by how many runs shared the device.
         trial_cells: the texts of each trial's line.
     """
 
@@ -148,6 +152,7 @@ class SearchRow:
     initial: bool
     widened: Sequence[str] = ()
     seconds: float | None = None
+    device_seconds: float | None = None
     trial_cells: Sequence[list[str]] = ()
 
     @property
@@ -165,6 +170,10 @@ class SearchRow:
         return [
             *(self.label, "; ".join(tried), "; ".join(chosen) or "nothing yet", accuracy),
             *(str(self.trials), str(self.diverged)),
+            *(
+                "–" if took is None else duration(took)
+                for took in (self.seconds, self.device_seconds)
+            ),
         ]
 
 
@@ -178,6 +187,8 @@ class Search:
         stream: options of its stream that differ from the table's.
         sampler: the algorithm that suggested values.
         rounds: how many trials a row had with how many seeds; of earlier searches, all with all.
+        at_a_time: how many runs there were at a time; several where that changed.
+        left: how many runs are to come; 0 of a search that has ended.
         warning: which rows end below untuned ones; "" for none.
     """
 
@@ -186,6 +197,8 @@ class Search:
     stream: Mapping[str, Any]
     sampler: str
     rounds: Sequence[Sequence[int]] = ()
+    at_a_time: Sequence[int] = ()
+    left: int = 0
     warning: str = ""
 
     @property
@@ -207,8 +220,17 @@ class Search:
             "table's.",
             "The trial with the highest was chosen; one that diverged counts as 0.",
         ]
+        if self.left:
+            sentences.insert(0, f"The search has not ended: {count_of(self.left, 'run')} to come.")
         if times := [row.seconds for row in self.rows if row.seconds is not None]:
-            sentences.append(f"Training took {min(times):.0f} to {max(times):.0f} s a row.")
+            each = f"{duration(min(times))} to {duration(max(times))}"
+            sentences.append(f"Training took {each} a row, {duration(sum(times))} in all.")
+        if times := [row.device_seconds for row in self.rows if row.device_seconds is not None]:
+            count = " or ".join(map(str, self.at_a_time))
+            sentences.append(
+                f"With {count} at a time, that is {duration(sum(times))} of device time: training "
+                "divided by the runs that shared the device."
+            )
         if any(row.widened for row in self.rows):
             sentences.append("Spaces were widened where the best stood at an edge.")
         if any("edge" in row.cells[2] for row in self.rows):
@@ -237,7 +259,9 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
     by_name = {row.name: row for row in rows}
     chosen = found.get("chosen", {})
     with reading(path):
-        widened = dict(found.get("widened", {}))
+        widened, every = dict(found.get("widened", {})), found.get("every_row", {})
+        cost = dict(found.get("cost", {}).get("rows", {}))
+        runs = sum(of["runs"] for of in cost.values())
         search = Search(
             rows=[
                 _search_row(
@@ -247,15 +271,18 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
                     trials,
                     by_name.get(name),
                     [one["option"] for one in widened.get(name, ())],
+                    cost.get(name, {}).get("device_seconds"),
                 )
                 for name, spaces in found["spaces"].items()
             ],
             seeds=list(found["seeds"]),
             stream=dict(found["stream"]),
             sampler=str(found["sampler"]["name"]),
-            rounds=[
-                (int(n), int(seeds)) for n, seeds in found.get("every_row", {}).get("rounds", ())
-            ],
+            rounds=[(int(n), int(seeds)) for n, seeds in every.get("rounds", ())],
+            at_a_time=sorted(
+                {int(each.get("at_a_time", 1)) for each in found.get("environments", ())}
+            ),
+            left=0 if "chosen" in found else len(found["spaces"]) * every.get("runs", 0) - runs,
         )
         searched = {row.name: row.spaces for row in search.rows if row.used}
         search = replace(search, warning=below_untuned(rows, searched))
@@ -276,7 +303,7 @@ def search_data(search: Search) -> dict[str, Any]:
 
 def search_table(search: Search, place: str) -> str:
     """Return the table of a search as Markdown; `place` is where its files are."""
-    rule = ("---", "---", "---", "---:", "---:", "---:")
+    rule = (*("---",) * 3, *("---:",) * 5)
     lines = [_SEARCH_COLUMNS, rule, *(row.cells for row in search.rows)]
     body = [f"| {' | '.join(cells)} |" for cells in lines]
     caption = f"{search.caption} Every trial is in `{place}/trials.csv`."
@@ -290,9 +317,11 @@ def _search_row(
     trials: Sequence[Mapping[str, str]],
     row: Row | None,
     widened: Sequence[str],
+    device_seconds: float | None,
 ) -> SearchRow:
     trials = [trial for trial in trials if trial["row"] == name]
     states = [trial["state"] for trial in trials]
+    times = [seconds for trial in trials if (seconds := trial.get("seconds"))]
     values = dict(chosen["values"]) if chosen else {}
     label = row.label if row else name
     if chosen and chosen["trials"] != len(states):
@@ -306,14 +335,17 @@ def _search_row(
         accuracy=float(chosen["ACC"]) if chosen else None,
         trials=len(states),
         diverged=states.count("diverged"),
-        used=row is not None and all(row.options.get(o) == v for o, v in values.items()),
+        used=row is not None
+        and bool(values)
+        and all(row.options.get(o) == v for o, v in values.items()),
         initial=bool(values)
         and (
             (chosen or {}).get("source") in _NOT_DRAWN
             or all(spaces[o].get("start") == v for o, v in values.items())
         ),
         widened=widened,
-        seconds=float(chosen["seconds"]) if chosen and "seconds" in chosen else None,
+        seconds=sum(map(float, times)) if times else None,
+        device_seconds=None if device_seconds is None else float(device_seconds),
         trial_cells=[_trial_cells(label, spaces, trial) for trial in trials],
     )
 

@@ -25,7 +25,7 @@ from syngap.bench.reporting.statistics import (
     paired_difference,
 )
 from syngap.bench.store.folder_reader import Run
-from syngap.messages import count_of, nearest
+from syngap.messages import count_of, duration, nearest
 
 __all__ = [
     "Column",
@@ -215,8 +215,8 @@ def overview(experiments: Mapping[str, Sequence[Run]]) -> str:
             f"[{name}]({name})",
             run_count(runs) + _absent_rows(runs),
             _hardware(runs),
-            _duration(seconds),
-            "not recorded" if wall is None else _duration(wall),
+            duration(seconds),
+            "not recorded" if wall is None else duration(wall),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -385,15 +385,3 @@ def _hardware(runs: Sequence[Run]) -> str:
         beside = f", {count_of(count, 'run')} at a time" if count > 1 else ""
         found[(cpu if device == "cpu" else device) + beside] = None
     return "; ".join(found)
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in a unit that is easy to read.
-
-    Examples:
-        >>> _duration(42), _duration(600), _duration(9000)
-        ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -31,7 +31,13 @@ __all__ = [
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _REPEATS = ":4096:8"  # one of the two values with which cuBLAS does; the other is slower
 _GROUPS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, version 2 and 1
-_OURS = {"--data": "DATA", "--out": "OUT", "--address": "ADDRESS"}
+_OURS = {
+    "--data": "DATA",
+    "--out": "OUT",
+    "--address": "ADDRESS",
+    "--from": "RECORD",
+    "--results": "RESULTS",
+}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -102,8 +108,8 @@ def now() -> str:
 def portable(command: Sequence[str]) -> list[str]:
     """Return a command without folders and addresses of this place, so that it can be published.
 
-    What --data, --out and --address name becomes DATA, OUT and ADDRESS; of other absolute paths the
-    last name stays.
+    What --data, --out, --address, --from and --results name becomes DATA, OUT, ADDRESS, RECORD and
+    RESULTS; of other absolute paths the last name stays.
 
     Examples:
         >>> portable(["syngap", "run", "/a/mine.yaml", "--data", "../b", "--out=/c/d"])

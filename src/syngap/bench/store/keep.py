@@ -23,7 +23,7 @@ from syngap.bench.config.values import name_of
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.options import shown
-from syngap.bench.storage import check_inside, make_folder, write
+from syngap.bench.storage import check_inside, make_folder, remove, write
 from syngap.bench.storage import read as read_bytes
 from syngap.bench.store.environment import portable
 from syngap.bench.store.folder_reader import Run, read_runs, read_yaml
@@ -31,13 +31,14 @@ from syngap.bench.store.layout import CHECKPOINTS, ENVIRONMENT, EXPERIMENT, run_
 from syngap.bench.store.outcome import Environment
 from syngap.bench.store.packed import ENDED, FILES, are_same, is_packed, write_packed
 from syngap.bench.store.records import alone_in
+from syngap.bench.store.search_record import SEARCH, TRIALS, read_record
 from syngap.messages import count_of
 
-__all__ = ["Kept", "keep", "keep_search", "search_of"]
+__all__ = ["Kept", "SearchKept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
 _PARTS = ("stream", *TASKS, "model", "anchors", "training")  # that all runs share
-_SEARCH = ("search.yaml", "trials.csv", "tuned.yaml")
+_TUNED = "tuned.yaml"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,21 @@ class Kept:
 
     runs: list[str]
     left_out: list[str]
+    written: int
+
+
+@dataclass(frozen=True)
+class SearchKept:
+    """What `keep_search` did.
+
+    Args:
+        ended: whether the search has ended.
+        runs: how many runs the record has; None where an earlier version wrote it.
+        written: how many files are new or changed.
+    """
+
+    ended: bool
+    runs: int | None
     written: int
 
 
@@ -89,25 +105,43 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
 
 def search_of(folder: Path) -> str | None:
     """Return the experiment that `syngap tune` wrote `folder` for, None where it did not."""
-    if not (folder / "search.yaml").is_file():
+    if not (folder / SEARCH).is_file():
         return None
-    searched = read_yaml(folder / "search.yaml").get("experiment", folder.name)
-    return name_of(searched, f"{folder / 'search.yaml'}: experiment")
+    searched = read_yaml(folder / SEARCH).get("experiment", folder.name)
+    return name_of(searched, f"{folder / SEARCH}: experiment")
 
 
-def keep_search(folder: Path, to: Path, *, replaced: bool = False) -> int:
-    """Copy a search that has ended: how it was made, its trials, and what was chosen.
+def keep_search(
+    folder: Path, to: Path, *, unfinished: bool = False, replaced: bool = False
+) -> SearchKept:
+    """Copy the record of a search: how it is made, its trials, and what was chosen.
 
-    Its runs are not needed for that. Returns how many files are new or other than before.
+    Its runs are not needed for that, nor to go on with the search.
 
     Args:
         folder: the folder that `syngap tune` wrote.
         to: where the search is kept, such as results/NAME/search.
-        replaced: write over files that are there with another content; without it, a UserError.
+        unfinished: keep one that has not ended; without it, a UserError.
+        replaced: write over files that are there with another content; without it, a UserError
+            unless they are an earlier record of the same search.
     """
-    if "chosen" not in read_yaml(folder / "search.yaml"):
-        raise UserError(f"{folder}: the search has not ended; syngap tune --resume goes on with it")
-    return _put({to / name: _content(folder / name) for name in _SEARCH}, to, replaced)
+    # Trials first: where the search goes on meanwhile, search.yaml has all that they refer to.
+    found = {name: _content(folder / name) for name in (TRIALS, SEARCH)}
+    ended = "chosen" in read_yaml(folder / SEARCH)
+    if not ended and not unfinished:
+        raise UserError(
+            f"{folder}: the search has not ended; syngap tune --resume goes on with it, "
+            "--unfinished keeps what it has so far"
+        )
+    if ended:
+        found[_TUNED] = _content(folder / _TUNED)
+    now, before = read_record(folder), read_record(to)
+    replaced = replaced or bool(now and before and now.continues(before))
+    written = _put({to / name: content for name, content in found.items()}, to, replaced)
+    if not ended:
+        remove(to / _TUNED, within=to)  # of fewer rows
+    runs = sum(len(trial.runs) for trial in now.trials.values()) if now else None
+    return SearchKept(ended, runs, written)
 
 
 def _put(contents: dict[Path, bytes], to: Path, replaced: bool) -> int:

@@ -1,25 +1,30 @@
-"""What a search has found: its trials, the best of each row, and the experiment with these."""
+"""What a search has found: its trials, what they cost, the best of each row, and the experiment."""
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from syngap.bench.storage import write
-from syngap.bench.store.environment import environment, resolve_device
 from syngap.bench.store.records import write_yaml
-from syngap.messages import count_of
+from syngap.bench.store.search_record import (
+    RecordedTrial,
+    TrialRun,
+    environments_of,
+    value_text,
+)
+from syngap.messages import count_of, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from syngap.bench.config.component import Value
     from syngap.bench.tuning.halving import Trial
     from syngap.bench.tuning.study import RowSearch, Tuning
 
-__all__ = ["best_trials", "notes", "table", "write_chosen", "write_trials"]
+__all__ = ["best_trials", "notes", "recorded_parts", "recorded_trials", "table", "write_chosen"]
 
 
 def best_trials(tuning: Tuning) -> dict[str, Trial]:
@@ -27,41 +32,51 @@ def best_trials(tuning: Tuning) -> dict[str, Trial]:
     return {row: found.best for row, found in tuning.rows.items() if found.best}
 
 
-def write_trials(path: Path, tuning: Tuning) -> None:
-    """Put all trials that were run into a table: a line each, columns for options and seeds."""
-    options = list(dict.fromkeys(name for row in tuning.rows for name in tuning.search.spaces[row]))
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    scores = [f"ACC {seed}" for seed in tuning.search.seeds]
-    lines.writerow(
-        ["row", "trial", "source", "seeds", *options, "ACC", *scores, "seconds", "state", "why"]
-    )
-    for row, found in tuning.rows.items():
-        for trial in found.standing.trials:
-            if seeds := found.seeds_of(trial):
-                by_seed = [found.scores.get((trial.number, s), "") for s in tuning.search.seeds]
-                why = found.reasons.get(trial.number, "")
-                lines.writerow(
-                    [
-                        *(row, trial.number, trial.source, " ".join(map(str, seeds))),
-                        *(trial.values.get(option, "") for option in options),
-                        round(found.score(trial), 4),
-                        *(round(score, 4) if isinstance(score, float) else "" for score in by_seed),
-                        round(found.seconds[trial.number], 3),
-                        *("diverged" if why else "done", why),
-                    ]
-                )
-    write(path, text.getvalue().encode(), within=path.parent)
+def recorded_trials(tuning: Tuning) -> list[RecordedTrial]:
+    """Return all trials that have a run that ended, row by row."""
+    return [
+        RecordedTrial(
+            row=row,
+            number=trial.number,
+            source=trial.source,
+            values={option: value_text(value) for option, value in trial.values.items()},
+            mean=found.score(trial),
+            runs={seed: found.runs[trial.number, seed] for seed in seeds},
+        )
+        for row, found in tuning.rows.items()
+        for trial in found.standing.trials
+        if (seeds := found.seeds_of(trial))
+    ]
+
+
+def recorded_parts(tuning: Tuning) -> dict[str, Value]:
+    """Return what search.yaml says of the runs: their cost, configuration and environments."""
+    trials = recorded_trials(tuning)
+    first = next(iter(tuning.rows.values())).config
+    return {
+        "cost": {
+            "rows": {row: _cost(found.runs.values()) for row, found in tuning.rows.items()},
+            "all": _cost([run for found in tuning.rows.values() for run in found.runs.values()]),
+        },
+        "configuration": {
+            "stream": first.stream.as_mapping(),
+            "model": first.model.as_mapping(),
+            "training": first.training.as_mapping(),
+            "methods": {
+                row: found.config.method.as_mapping() for row, found in tuning.rows.items()
+            },
+        },
+        "environments": [
+            each.as_mapping()
+            for each in environments_of(run for trial in trials for run in trial.runs.values())
+        ],
+    }
 
 
 def write_chosen(tuning: Tuning) -> Path:
     """Write what was found into search.yaml, and tuned.yaml: the experiment with it."""
     found, out = best_trials(tuning), tuning.plan.out
-    summary = {row: _summary(tuning.rows[row], best) for row, best in found.items()}
-    device = resolve_device(tuning.experiment.training.device)
-    versions = environment(device).as_mapping()
-    search = {**tuning.as_mapping(), "chosen": summary, "environment": versions}
-    write_yaml(out / "search.yaml", search, within=out)
+    tuning.write({"chosen": {row: _summary(tuning.rows[row], best) for row, best in found.items()}})
     methods = {
         row: method.with_options(found[row].values) if row in found else method
         for row, method in tuning.experiment.methods.items()
@@ -73,23 +88,27 @@ def write_chosen(tuning: Tuning) -> Path:
 
 def table(tuning: Tuning) -> Table:
     """Return the rows with what was chosen for them, and what that took."""
-    shown = Table("row", "chosen", header_style="bold")
-    for heading in ("ACC on validation", "seeds", "trials", "runs", "training"):
+    shown = Table("row", header_style="bold")
+    shown.add_column("chosen", overflow="fold")
+    for heading in ("validation ACC", "trials", "runs", "training", "device time"):
         shown.add_column(heading, justify="right")
     chosen = best_trials(tuning)
     for row, found in tuning.rows.items():
         best = chosen.get(row)
         values = best.values if best else {}
-        runs, every = len(found.scores), tuning.search.runs
+        runs, every = len(found.runs), tuning.search.runs
         shown.add_row(
             row,
             ", ".join(f"{key} {value}" for key, value in values.items()) or "nothing yet",
             f"{found.score(best):.2f}" if best else "–",
-            str(len(found.seeds_of(best))) if best else "–",
             str(len(found.standing.trials)),
             str(runs) if runs == every else f"{runs} of {every}",
-            f"{sum(found.seconds.values()):.0f} s",
+            *_times(found.runs.values()),
         )
+    every_run = [run for found in tuning.rows.values() for run in found.runs.values()]
+    if tuning.rows.keys() - {row}:
+        shown.add_section()
+        shown.add_row("all", "", "", "", str(len(every_run)), *_times(every_run))
     return shown
 
 
@@ -98,27 +117,55 @@ def notes(tuning: Tuning) -> list[str]:
     chosen, said = best_trials(tuning), []
     for row, found in tuning.rows.items():
         said += [f"{row}: {each.text}" for each in found.standing.widened]
-        if found.reasons:
+        if found.diverged:
             trials = count_of(len(found.standing.trials), "trial")
-            said.append(f"{row}: {len(found.reasons)} of {trials} diverged, with a score of 0")
-        for option, value in chosen[row].values.items() if row in chosen else ():
-            if edge := found.standing.spaces[option].edge(value):
-                said.append(f"{row}: {option} {value} is at the {edge} edge of what was tried")
+            said.append(f"{row}: {len(found.diverged)} of {trials} diverged, with a score of 0")
+        if row in chosen:
+            said += [
+                f"{row}: {option} {chosen[row].values[option]} is at the {edge} edge of what was "
+                "tried"
+                for option, edge in _edges(found, chosen[row]).items()
+            ]
     said += [found.stopped for found in tuning.rows.values() if found.stopped]
     if left := [row for row in tuning.experiment.methods if row not in chosen]:
         said.append(f"not chosen, and as they were in tuned.yaml: {', '.join(left)}")
     return said
 
 
-def _summary(found: RowSearch, best: Trial) -> dict[str, Any]:
+def _summary(found: RowSearch, best: Trial) -> dict[str, Value]:
     return {
-        "values": best.values,
-        "ACC": round(found.score(best), 4),
+        "values": {**best.values},
+        "ACC": found.score(best),
         "trial": best.number,
         "source": best.source,
-        "seeds": found.seeds_of(best),
+        "seeds": [*found.seeds_of(best)],
         "trials": len(found.standing.trials),
-        "runs": len(found.scores),
-        "seconds": round(sum(found.seconds.values()), 3),
-        "diverged": len(found.reasons),
+        **_cost(found.runs.values()),
+        "diverged": len(found.diverged),
+        "edges": {**_edges(found, best)},
     }
+
+
+def _edges(found: RowSearch, best: Trial) -> dict[str, str]:
+    """Return the options whose chosen value is at an edge of what was tried, widened or not."""
+    edges = {
+        option: found.standing.spaces[option].edge(best.values[option]) for option in best.values
+    }
+    return {option: edge for option, edge in edges.items() if edge}
+
+
+def _cost(runs: Collection[TrialRun]) -> dict[str, Value]:
+    """Return how many runs there were, and the seconds they took together.
+
+    Device time is that of training, divided by how many runs shared the device.
+    """
+    return {
+        "runs": len(runs),
+        "seconds": round(sum(run.seconds for run in runs), 3),
+        "device_seconds": round(sum(run.device_seconds for run in runs), 3),
+    }
+
+
+def _times(runs: Collection[TrialRun]) -> tuple[str, str]:
+    seconds = sum(run.seconds for run in runs), sum(run.device_seconds for run in runs)
+    return duration(seconds[0]), duration(seconds[1])

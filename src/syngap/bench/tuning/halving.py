@@ -19,10 +19,16 @@ from functools import partial
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from syngap.bench.config.component import Value
+from torch import nn
+
+from syngap.bench import methods
+from syngap.bench.config.component import Component, Options, Value
 from syngap.bench.config.search import Search
 from syngap.bench.config.space import Space
 from syngap.bench.errors import UserError
+from syngap.bench.methods import Learner
+from syngap.bench.options import checked, defaults, signature
+from syngap.bench.seeds import derive
 from syngap.messages import count_of
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "Widening",
     "mean_score",
     "standing",
+    "trial_source",
 ]
 
 Values: TypeAlias = dict[str, Value]
@@ -241,3 +248,39 @@ def _new(draw: Callable[[bool], Values], trials: Sequence[Trial], source: Source
 
 def _is_new(values: Values, trials: Sequence[Trial]) -> bool:
     return all(values != trial.values for trial in trials)
+
+
+def trial_source(row: str, search: Search, method: Component) -> Source:
+    """Return what a row's trials come from: its spaces, and the values it need not search for."""
+    spaces, kind = search.spaces[row], methods.registry.get(method.name)
+    allowed = signature(kind)
+
+    def known(options: Options) -> Values:
+        return {option: options[option] for option in spaces}
+
+    def allows(option: str, value: Any) -> bool:
+        try:
+            return bool(checked({option: value}, {option: allowed[option]}, row))
+        except UserError:
+            return False
+
+    def accepts(values: Values) -> bool:
+        learner = Learner(nn.Linear(1, 2), lambda x, generator: x)
+        try:
+            kind(learner, **method.with_options(values).options)
+        except UserError:  # options that do not go together, such as a teacher without an average
+            return False
+        except Exception:  # of so small a network; the real one is made before the first run
+            return True
+        return True
+
+    return Source(
+        known={
+            "default": known({**method.options, **defaults(kind)}),
+            "row": known(method.options),
+        },
+        spaces=spaces,
+        seed=derive(search.seeds[0], f"search/{row}"),
+        accepts=accepts,
+        allows=allows,
+    )

@@ -2,38 +2,48 @@
 
 What a row tries depends on its name, method and spaces, the scores of its earlier trials and the
 search's first seed, and on nothing else: not on other rows, the number of workers, or on whether
-the search was killed and resumed. So nothing of a search is kept but the folders of its runs.
+the search was killed and resumed. So all that going on needs is the scores: those of run folders,
+or of the record of the search where a folder is missing or damaged.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from torch import nn
-
-from syngap.bench import methods, seeds
-from syngap.bench.config.component import Component, Options
-from syngap.bench.config.experiment import Experiment
+from syngap.bench.config.component import Options
+from syngap.bench.config.experiment import Experiment, complete_run
+from syngap.bench.config.reading import reading
+from syngap.bench.config.run_config import RunConfig
 from syngap.bench.config.search import Search
-from syngap.bench.errors import UserError
-from syngap.bench.methods import Learner
+from syngap.bench.errors import DamagedError, UserError
 from syngap.bench.metrics import accuracy
-from syngap.bench.options import checked, defaults, signature
 from syngap.bench.runner.local import Event
 from syngap.bench.runner.plan import IfThere, Plan, check_equal, is_done, jobs_of, make_plan
 from syngap.bench.runner.run import Job
-from syngap.bench.storage import remove
+from syngap.bench.storage import move, remove
 from syngap.bench.store.folder_reader import read_run, read_status, read_yaml
+from syngap.bench.store.layout import holds_experiment
+from syngap.bench.store.outcome import Environment, Run
 from syngap.bench.store.records import write_yaml
 from syngap.bench.store.removal import remove_checkpoints
-from syngap.bench.tuning.chosen import write_trials
-from syngap.bench.tuning.halving import Source, Standing, Trial, Values, mean_score, standing
+from syngap.bench.store.search_record import (
+    SEARCH,
+    SearchRecord,
+    TrialRun,
+    environments_of,
+    read_record,
+    write_trials,
+)
+from syngap.bench.tuning.chosen import recorded_parts, recorded_trials
+from syngap.bench.tuning.halving import Standing, Trial, mean_score, standing, trial_source
 
-__all__ = ["RowSearch", "Tuning", "is_divergence", "trial_source"]
+__all__ = ["RowSearch", "Tuning", "is_divergence"]
 
 SAMPLER = "Latin hypercube and successive halving over seeds"
 
@@ -47,18 +57,40 @@ class RowSearch:
         jobs: a run of the row as it stands with each seed of the search; where trials get the
             rest of their configuration from.
         out: the folder of the search.
+        records: what was recorded of the search, here or elsewhere.
     """
 
-    def __init__(self, row: str, search: Search, jobs: Sequence[Job], out: Path) -> None:
-        self.row, self.search, self._out = row, search, out
+    def __init__(
+        self,
+        row: str,
+        search: Search,
+        jobs: Sequence[Job],
+        out: Path,
+        records: Sequence[SearchRecord] = (),
+    ) -> None:
+        self.row, self.search, self._out, self._records = row, search, out, records
         self._jobs = {job.config.seed: job for job in jobs}
-        self.scores: dict[tuple[int, int], float | None] = {}
-        self.reasons: dict[int, str] = {}
-        self.seconds: dict[int, float] = {}
+        self.runs: dict[tuple[int, int], TrialRun] = {}
         self.stopped = ""
+        self.say: Callable[[str], None] = lambda line: None
         self._source = trial_source(row, search, jobs[0].config.method)
         self.standing: Standing = standing(self._source, search, {})
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, tuple[Trial, int]] = {}
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the row as it stands, with the first seed."""
+        return self._jobs[self.search.seeds[0]].config
+
+    @property
+    def scores(self) -> dict[tuple[int, int], float | None]:
+        """Trial and seed → ACC on validation samples, None where the run diverged."""
+        return {key: run.accuracy for key, run in self.runs.items()}
+
+    @property
+    def diverged(self) -> set[int]:
+        """Trials that diverged with any seed."""
+        return {number for (number, _), run in self.runs.items() if run.accuracy is None}
 
     @property
     def best(self) -> Trial | None:
@@ -75,11 +107,11 @@ class RowSearch:
     @property
     def runs_left(self) -> int:
         """How many runs are to come."""
-        return self.search.runs - len(self.scores)
+        return self.search.runs - len(self.runs)
 
     def seeds_of(self, trial: Trial) -> list[int]:
         """Return the seeds with which a trial has been run."""
-        return [seed for seed in self.search.seeds if (trial.number, seed) in self.scores]
+        return [seed for seed in self.search.seeds if (trial.number, seed) in self.runs]
 
     def score(self, trial: Trial) -> float:
         """Return the mean ACC over the seeds that a trial has had; 0 where one diverged."""
@@ -96,31 +128,50 @@ class RowSearch:
         """Note the runs that have ended, and return those to do next."""
         while True:
             self.standing = standing(self._source, self.search, self.scores)
-            jobs = {
-                (trial.number, seed): self.job(trial, seed) for trial, seed in self.standing.to_do
-            }
-            ended = {key: job for key, job in jobs.items() if _has_ended(job)}
-            if not ended:
-                self._under_way = {job.name for job in jobs.values()}
-                return list(jobs.values())
-            for (number, seed), job in ended.items():
-                self._note(number, seed, job)
+            jobs = {self.job(*pair).name: (*pair, self.job(*pair)) for pair in self.standing.to_do}
+            noted = [self._note(*each) for each in jobs.values()]
+            if not any(noted):
+                self._under_way = {name: (trial, seed) for name, (trial, seed, _) in jobs.items()}
+                return [job for *_, job in jobs.values()]
 
     def after(self, ended: Event) -> list[Job]:
-        """Return the runs to do after the end of one: none before all of its round have ended."""
+        """Note the end of a run, and return what follows: nothing before its round has ended."""
+        trial, seed = self._under_way.pop(ended.job.name)
         if ended.kind == "failed" and not is_divergence(ended.message):
             self.stopped = f"{ended.job.name} failed: {ended.message}"
-        self._under_way.discard(ended.job.name)
+        else:
+            self._note(trial, seed, self.job(trial, seed))
         return [] if self.waits else self.advance()
 
-    def _note(self, number: int, seed: int, job: Job) -> None:
-        """Note what came of a run; its weights are not kept."""
-        remove_checkpoints(job.folder, within=job.folder.parent)
-        run = read_run(job.folder)
-        if reason := run.status.error:
-            self.reasons.setdefault(number, reason)
-        self.scores[number, seed] = None if reason else accuracy(run.accuracy)
-        self.seconds[number] = self.seconds.get(number, 0.0) + (run.status.seconds or 0.0)
+    def check_records(self) -> None:
+        """Refuse records whose trials are others than those of this search; change nothing."""
+        scores: dict[tuple[int, int], float | None] = {}
+        ended = True
+        while ended:
+            to_do = standing(self._source, self.search, scores).to_do
+            found = {(trial.number, seed): self._recorded(trial, seed) for trial, seed in to_do}
+            ended = any(found.values())
+            scores |= {key: run.accuracy for key, run in found.items() if run}
+
+    def _recorded(self, trial: Trial, seed: int) -> TrialRun | None:
+        found = [one.run(self.row, trial.number, trial.values, seed) for one in self._records]
+        return next(filter(None, found), None)
+
+    def _note(self, trial: Trial, seed: int, job: Job) -> bool:
+        """Note what came of a run, where it has ended; its weights are not kept."""
+        known = self._recorded(trial, seed)
+        try:
+            if _has_ended(job):
+                remove_checkpoints(job.folder, within=job.folder.parent)
+                known = _outcome(read_run(job.folder))
+        except DamagedError as error:
+            if known is None:
+                aside = job.folder.with_name(f"{job.folder.name}.damaged-{secrets.token_hex(2)}")
+                move(job.folder, aside, within=self._out)
+                self.say(f"{error}; the run begins again, and what was there is in {aside.name}")
+        if known is not None:
+            self.runs[trial.number, seed] = known
+        return known is not None
 
 
 class Tuning:
@@ -133,6 +184,7 @@ class Tuning:
         data: where data sets are.
         if_there: what to do with an earlier search in `out`.
         device: what the runs will have, where they are done on other machines.
+        record: a folder with the record of the same search, whose runs count.
     """
 
     def __init__(
@@ -144,6 +196,7 @@ class Tuning:
         data: Path | None = None,
         if_there: IfThere = "refuse",
         device: str | None = None,
+        record: Path | None = None,
     ) -> None:
         self.experiment, self.search = experiment, _search_of(experiment)
         chosen = experiment.select(rows or list(self.search.spaces), None)
@@ -151,27 +204,54 @@ class Tuning:
             if row not in self.search.spaces:
                 raise UserError(f"search.spaces.{row}: missing, so there is nothing to try")
         chosen = replace(chosen, stream=self.search.stream, seeds=self.search.seeds)
-        self.plan: Plan = make_plan(chosen, out, data=data, if_there=if_there, device=device)
+        if (out / SEARCH).is_file() and not holds_experiment(out):
+            raise UserError(
+                f"{out}: holds the record of a search; --from {out} with another --out goes on"
+            )
+        records = [_recorded(record)] if record else []
+        plan = make_plan(chosen, out, data=data, if_there=if_there, device=device)
+        if if_there == "resume" and (here := _read_own(out)):
+            records.append(here)
         self._now = list(chosen.methods)
-        for row in self.plan.experiment.methods:  # also those of earlier searches in the folder
+        earlier = dict.fromkeys(plan.experiment.methods, out)  # also of earlier searches
+        earlier |= {row: found.folder for found in records for row in found.rows}
+        for row, folder in earlier.items():
             if row not in self.search.spaces:
                 raise UserError(
-                    f"search.spaces.{row}: missing, but {out} has trials of it; "
+                    f"search.spaces.{row}: missing, but {folder} has trials of it; "
                     "give another --out, or --fresh"
                 )
-        every = replace(self.plan.experiment, seeds=self.search.seeds)
+        assert isinstance(plan.experiment, Experiment)  # of a stream, as `experiment` is
+        methods = {**experiment.methods, **plan.experiment.methods}
+        methods = {row: methods[row] for row in experiment.methods if row in earlier}
+        every = replace(plan.experiment, methods=methods, seeds=self.search.seeds)
+        self.plan: Plan = replace(plan, experiment=every)
         jobs: dict[str, list[Job]] = {}
         for job in jobs_of(every, out, data, device):
-            assert isinstance(job, Job)  # of a stream, as the experiment is
+            assert isinstance(job, Job)
             jobs.setdefault(job.config.row, []).append(job)
-        self.rows = {
-            row: RowSearch(row, self.search, jobs[row], out)
-            for row in experiment.methods
-            if row in jobs
-        }
+        self.rows = {row: RowSearch(row, self.search, jobs[row], out, records) for row in jobs}
         self._say: Callable[[str], None] = lambda line: None
-        if if_there != "replace":
-            self._check_same_search()
+        self._written: list[Environment] | None = None
+        for folder in [out] * (if_there != "replace") + [found.folder for found in records]:
+            self._check_same_search(folder / SEARCH)
+        for each in self.rows.values():
+            each.check_records()
+
+    def check_place(self, place: Path) -> None:
+        """Refuse a folder of results that has something else than this search and its table."""
+        path = place / "search" / SEARCH
+        other = holds_experiment(place) and not path.is_file()
+        try:
+            self._check_same_search(path)
+            other = other or (path.is_file() and read_record(path.parent) is None)
+        except UserError:
+            other = True
+        if other:
+            raise UserError(
+                f"{place}: holds results of another search, or of none; give another --results, "
+                f"or remove {place}"
+            )
 
     @contextmanager
     def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Job]]:
@@ -183,10 +263,16 @@ class Tuning:
         with self.plan.begin(say):
             out = self.plan.out
             remove(out / "tuned.yaml", within=out)  # of an earlier search; written anew
-            to_do = {row: found.advance() for row, found in self.rows.items()}
-            self._write()
             self._say = say
-            yield [job for row in self._now for job in to_do[row]]
+            for found in self.rows.values():
+                found.say = say
+            to_do = {row: found.advance() for row, found in self.rows.items()}
+            self.write()
+            try:
+                yield [job for row in self._now for job in to_do[row]]
+            except BaseException:
+                self.write()
+                raise
 
     def to_come(self) -> list[Job]:
         """Return as many runs of each row as are to come; which they are is not known yet."""
@@ -204,8 +290,7 @@ class Tuning:
         to_do = found.after(ended)
         for each in found.standing.widened[before:]:
             self._say(f"{found.row}: {each.text}")
-        if to_do or not found.waits:
-            self._write()
+        self.write(all_of_it=bool(to_do) or not found.waits)
         return to_do
 
     def as_mapping(self) -> dict[str, Any]:
@@ -224,10 +309,24 @@ class Tuning:
             "sampler": {"name": SAMPLER},
             "every_row": every,
             "widened": widened,
+            **recorded_parts(self),
         }
 
-    def _check_same_search(self) -> None:
-        path = self.plan.out / "search.yaml"
+    def write(self, more: Options = MappingProxyType({}), *, all_of_it: bool = True) -> None:
+        """Write the record as it stands: trials.csv, and search.yaml where that changes.
+
+        Args:
+            more: further entries of search.yaml.
+            all_of_it: write search.yaml in any case.
+        """
+        out, trials = self.plan.out, recorded_trials(self)
+        environments = environments_of(run for trial in trials for run in trial.runs.values())
+        if all_of_it or environments != self._written:  # first: trials.csv refers to it
+            write_yaml(out / SEARCH, {**self.as_mapping(), **more}, within=out)
+            self._written = environments
+        write_trials(out, trials, self.search.seeds, environments)
+
+    def _check_same_search(self, path: Path) -> None:
         if not path.is_file():
             return
         was, now = read_yaml(path), self.as_mapping()
@@ -236,10 +335,43 @@ class Tuning:
             mapping["spaces"] = {row: mapping["spaces"][row] for row in shared}
         same = ("trials", "added", "rounds", "seeds", "spaces")
         check_equal(path, {key: was.get(key) for key in same}, {key: now[key] for key in same})
+        if found := was.get("configuration"):
+            with reading(path):
+                for row in shared:
+                    config = self.rows[row].config
+                    parts = {**found, "method": found["methods"][row]}
+                    before, after = complete_run(parts, config), config.as_mapping()
+                    parts = {key: after[key] for key in ("stream", "model", "training", "method")}
+                    check_equal(path, {key: before[key] for key in parts}, parts)
 
-    def _write(self) -> None:
-        write_trials(self.plan.out / "trials.csv", self)
-        write_yaml(self.plan.out / "search.yaml", self.as_mapping(), within=self.plan.out)
+
+def _recorded(folder: Path) -> SearchRecord:
+    found = read_record(folder)
+    if found is None:
+        raise UserError(
+            f"--from: {folder} has no record that a search can go on from; "
+            "`syngap keep --unfinished` writes one"
+        )
+    return found
+
+
+def _read_own(out: Path) -> SearchRecord | None:
+    try:
+        return read_record(out)
+    except DamagedError as error:
+        raise UserError(f"{error}; without that file, run folders alone count") from error
+
+
+def _outcome(run: Run) -> TrialRun:
+    """Return what came of a run that has ended; DamagedError where that is not all there."""
+    entries = {key: value for key, value in run.environment.entries.items() if key != "started"}
+    seconds, environment = run.status.seconds or 0.0, Environment(entries)
+    if reason := run.status.error:
+        return TrialRun(None, seconds, environment, reason)
+    ends = sum(evaluation.end for evaluation in run.record)
+    if not run.accuracy or ends != len(run.accuracy):
+        raise DamagedError(f"{run.path}: lines are missing")
+    return TrialRun(accuracy(run.accuracy), seconds, environment)
 
 
 def is_divergence(message: str) -> bool:
@@ -249,42 +381,6 @@ def is_divergence(message: str) -> bool:
 
 def _has_ended(job: Job) -> bool:
     return is_done(job) or is_divergence(read_status(job.folder).error)
-
-
-def trial_source(row: str, search: Search, method: Component) -> Source:
-    """Return what a row's trials come from: its spaces, and the values it need not search for."""
-    spaces, kind = search.spaces[row], methods.registry.get(method.name)
-    allowed = signature(kind)
-
-    def known(options: Options) -> Values:
-        return {option: options[option] for option in spaces}
-
-    def allows(option: str, value: Any) -> bool:
-        try:
-            return bool(checked({option: value}, {option: allowed[option]}, row))
-        except UserError:
-            return False
-
-    def accepts(values: Values) -> bool:
-        learner = Learner(nn.Linear(1, 2), lambda x, generator: x)
-        try:
-            kind(learner, **method.with_options(values).options)
-        except UserError:  # options that do not go together, such as a teacher without an average
-            return False
-        except Exception:  # of so small a network; the real one is made before the first run
-            return True
-        return True
-
-    return Source(
-        known={
-            "default": known({**method.options, **defaults(kind)}),
-            "row": known(method.options),
-        },
-        spaces=spaces,
-        seed=seeds.derive(search.seeds[0], f"search/{row}"),
-        accepts=accepts,
-        allows=allows,
-    )
 
 
 def _search_of(experiment: Experiment) -> Search:
