@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alive import TensorsSince
-from helpers import has_forward_hooks
+from helpers import TensorsSince, has_forward_hooks
 from networks import Applied, Doubling
 from oracle import Values, trainable
 from samples import (

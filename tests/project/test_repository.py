@@ -10,8 +10,8 @@ import pytest
 import torch
 import words
 import yaml
-from alive import TensorsSince
 from checkout import ROOT
+from helpers import TensorsSince
 
 import syngap
 
@@ -133,9 +133,9 @@ def test_no_test_is_left_out_of_make_test() -> None:
 
 
 def test_no_test_counts_what_other_tests_left_behind() -> None:
-    """It may go at any moment. `tests/support/alive.py` lists what a test made itself."""
+    """It may go at any moment. `tests/support/helpers.py` lists what a test made itself."""
     counting = re.compile(r"\bget_objects\(")
-    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "alive.py"]
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "helpers.py"]
     assert not [path.name for path in files if counting.search(path.read_text("utf-8"))]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import memory
 import pytest
 import torch
-from alive import TensorsSince
 from checkout import ROOT
+from helpers import TensorsSince
 from protect_cases import CASES, Case
 from torch import Tensor, nn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -212,3 +213,23 @@ def assert_go_on_alike(
         train(model, optimizer, steps)
     assert_identical(values_of(one[0]), values_of(other[0]))
     assert_identical(one[1].state_dict(), other[1].state_dict())
+
+
+def _all_tensors() -> list[Tensor]:
+    gc.collect()
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+
+
+class TensorsSince:
+    """Lists the tensors that were made after this object and are still there.
+
+    What other tests left behind may go at any moment. It is kept until then, so that no count
+    falls, and no new tensor gets the address of an old one.
+    """
+
+    def __init__(self) -> None:
+        self.before = _all_tensors()
+
+    def __call__(self) -> list[Tensor]:
+        before = {id(tensor) for tensor in self.before}
+        return [tensor for tensor in _all_tensors() if id(tensor) not in before]
