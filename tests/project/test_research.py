@@ -23,6 +23,7 @@ from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.derpp import DERpp
 from syngap.bench.methods.er import ER
 from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.methods.gated_losses import GatedDERpp, GatedERACE
 from syngap.bench.methods.syngap import SynGAP
 from syngap.bench.options import checked, signature
 from syngap.bench.streams import Batch
@@ -36,7 +37,6 @@ sys.path[:0] = [str(RESEARCH / part) for part in ("src", "", "protection")]
 
 import parts  # noqa: E402
 from finetune import main  # noqa: E402
-from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
 from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
 

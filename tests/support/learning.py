@@ -50,6 +50,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "syngap-empirical": ("syngap", {"buffer": 0, "estimator": "empirical", "bounded": False}),
     "syngap-adam": ("syngap", {"buffer": 9, "replay": 4, "optimizer": "adam", "lr": 0.01}),
     "syngap-directions": ("syngap", {"buffer": 9, "replay": 4, "directions": True}),
+    "gated_er_ace": ("gated_er_ace", {"buffer": 9, "replay": 4, "momentum": 0.5}),
+    "gated_derpp": ("gated_derpp", {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5}),
     "syngap-compact": ("syngap", {"buffer": 9, "replay": 4, "compact": True}),
     "er-average": ("er", {"buffer": 9, "replay": 4, "average": 0.7}),
     "ewcpp-average": ("ewcpp", {"interval": 3, "average": 0.7}),
