@@ -224,7 +224,7 @@ def test_what_the_method_refuses_is_not_drawn() -> None:
         now, _ = searched(experiment.search, noisy, source)
         default = complete_method({"name": method.name})
         assert now.trials[0].values == {option: default[option] for option in source.spaces}
-        assert now.trials[1].source == ("drawn" if row == "derpp" else "row")
+        assert now.trials[1].source == ("drawn" if row == "syngap" else "row")
         for trial in now.trials:
             if trial.values.get("teacher"):
                 assert trial.values["average"], "which is what teaches"
