@@ -654,7 +654,7 @@ def test_searches_that_cannot_begin(here: Path, call: Call) -> None:
         return said
 
     assert "syngap: search: missing" in refused("tiny.yaml", "--set", "search=")
-    assert "syngap: search: missing" in refused("coil100-nc", "--trials", "3")
+    assert "syngap: search: missing" in refused("core50-nc", "--trials", "3")
     assert "methods: unknown" in refused("tiny.yaml", "--methods", "quux")
     without = ("--set", "methods.adam={}", "--methods", "adam")
     assert "search.spaces.adam: missing" in refused("tiny.yaml", *without)
