@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gated_derpp": ("gated_derpp", {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5}),
     "syngap-compact": ("syngap", {"buffer": 9, "replay": 4, "compact": True}),
     "er-average": ("er", {"buffer": 9, "replay": 4, "average": 0.7}),
+    "er-auto": ("er", {"buffer": 9, "replay": 4, "average": "auto", "teacher": 0.5}),
     "ewcpp-average": ("ewcpp", {"interval": 3, "average": 0.7}),
     "syngap-average": ("syngap", {"buffer": 9, "replay": 4, "average": 0.7}),
     "er-teacher": ("er", {"buffer": 9, "replay": 4, "average": 0.7, "teacher": 0.5}),
