@@ -111,7 +111,7 @@ def test_going_on_with_what_is_to_be_removed(refused: Callable[..., str]) -> Non
     ("name", "words"),
     [
         ("digit", 'unknown experiment "digit"; did you mean "digits"?'),
-        ("quux", 'unknown experiment "quux"; there are coil100-nc'),
+        ("quux", 'unknown experiment "quux"; there are buffers-cifar100'),
         ("", 'unknown experiment ""'),
         ("../digits", 'unknown experiment "../digits"'),
         ("missing.yaml", "missing.yaml: cannot be read (No such file or directory)"),
@@ -788,7 +788,7 @@ def test_doctor_says_what_is_here(here: Path, call: Call) -> None:
         "cifar100: not found; `syngap data cifar100` fetches it, --data names its folder\n",
         "core50: not found; `syngap data core50` fetches it",
         f"free disk at {here}: ",
-        "experiments: coil100-nc,",
+        "experiments: buffers-cifar100,",
         " digits,",
         "streams: digits, cifar100, core50, folder, npz",
         "models: mlp, cnn, resnet18",

@@ -27,6 +27,7 @@ from syngap.bench.methods import Learner, Method
 from syngap.bench.methods.derpp import DERpp
 from syngap.bench.methods.er import ER
 from syngap.bench.methods.er_ace import ERACE
+from syngap.bench.methods.gated_losses import GatedDERpp, GatedERACE
 from syngap.bench.methods.syngap import SynGAP
 from syngap.bench.options import checked, signature
 from syngap.bench.store.search_record import read_record
@@ -39,9 +40,9 @@ if not RESEARCH.is_dir():
     pytest.skip("there is no research/ beside the tests", allow_module_level=True)
 sys.path[:0] = [str(RESEARCH / part) for part in ("src", "", "protection")]
 
+import average  # noqa: E402
 import parts  # noqa: E402
 from finetune import main  # noqa: E402
-from syngap_research.gated import GatedDERpp, GatedERACE  # noqa: E402
 from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
 
@@ -225,6 +226,22 @@ def test_a_factored_gate_can_be_captured():
     assert not captured.failure
     assert graphs.captured == 2  # with an observation, and without
     assert_identical(one.state_dict(), other.state_dict())
+
+
+# Averages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["classes", "domains"])
+def test_averages_of_one_run_are_compared(kind: str) -> None:
+    found = average.run("er", kind, 5, 1, seed=0)
+    assert {*found} == {"none", *average.AVERAGES}
+    assert found["0.999"][0] < found["auto"][0] - 10, "which lags behind five short tasks"
+
+
+def test_domains_have_every_label_in_every_task() -> None:
+    tasks = average.domains(0)
+    for task in range(5):
+        assert tasks.train.labels[tasks.train.task == task].unique().tolist() == [*range(10)]
 
 
 # Fine-tuning --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.landscapes.landscape import landscape
 from syngap.bench.landscapes.path import train_with_snapshots
 from syngap.bench.methods import Learner, Method
-from syngap.bench.methods.average import Average
+from syngap.bench.methods.average import AutomaticAverage, Average
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.run import method_factory, stream_of
 from syngap.bench.store.folder_reader import read_run
@@ -141,6 +141,52 @@ def test_it_goes_on_from_its_state() -> None:
     ours, theirs = weights(again), weights(whole)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+# Its own length -----------------------------------------------------------------------------------
+
+
+def chosen_by_itself(path: list[dict[str, Tensor]], labels: list[set[int]]) -> dict[str, Tensor]:
+    """Return the average over a sixth of the longest run of steps without a new class."""
+    average = {name: value.double() for name, value in path[0].items()}
+    for step in range(1, len(path)):
+        runs, arrived = [0], {*labels[0]}
+        for each in labels[1 : step + 1]:
+            runs.append(0 if each - arrived else runs[-1] + 1)
+            arrived |= each
+        share = max(1 / 500, 6 / (max(runs) + 6))
+        for name, value in path[step].items():
+            average[name] = average[name] + share * (value.double() - average[name])
+    return average
+
+
+@pytest.mark.parametrize("kind", ["er", "si", "derpp", "joint"])
+@pytest.mark.parametrize("steps", [1, 2, 9])
+def test_auto_spans_a_sixth_of_the_longest_run_without_a_new_class(kind: str, steps: int) -> None:
+    method, stream, path = trained(kind, steps, average="auto")
+    labels = [{*stream[step].y.tolist()} for step in range(steps)]
+    assert steps < 9 or 2 < sum(bool(each - labels[0]) for each in labels) < 9
+    found = method.learner.evaluated_model.state_dict()
+    for name, value in chosen_by_itself(path, labels).items():
+        if found[name].is_floating_point():
+            torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_auto_spans_at_most_five_hundred_steps() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    average, labels = AutomaticAverage(model), torch.tensor([3])
+    with torch.no_grad():
+        model.weight.zero_()
+        for _ in range(4000):
+            average.follow(labels)
+        model.weight.fill_(1.0)
+        average.follow(labels)
+    assert average.model.weight.item() == pytest.approx(1 / 500)
+
+
+def test_auto_without_labels_says_what_it_needs() -> None:
+    with pytest.raises(RuntimeError, match=r"follow\(batch\.y\)"):
+        AutomaticAverage(nn.Linear(1, 1)).follow()
 
 
 # Networks that are hard to average ----------------------------------------------------------------

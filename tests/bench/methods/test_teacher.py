@@ -55,7 +55,7 @@ class PreciseAverage(Average):
         super().__init__(model, retention)
         self.source, self.path, self.retention = model, [], retention
 
-    def follow(self) -> None:
+    def follow(self, labels: Tensor | None = None) -> None:
         self.path.append(copied(self.source))
         self._weight.mul_(self.retention).add_(1 - self.retention)
         with torch.no_grad():

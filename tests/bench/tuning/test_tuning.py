@@ -226,7 +226,7 @@ def test_what_the_method_refuses_is_not_drawn() -> None:
         now, _ = searched(experiment.search, noisy, source)
         default = complete_method({"name": method.name})
         assert now.trials[0].values == {option: default[option] for option in source.spaces}
-        assert now.trials[1].source == ("drawn" if row == "derpp" else "row")
+        assert now.trials[1].source == ("drawn" if row == "syngap" else "row")
         for trial in now.trials:
             if trial.values.get("teacher"):
                 assert trial.values["average"], "which is what teaches"
@@ -888,7 +888,7 @@ def test_searches_that_cannot_begin(here: Path, call: Call) -> None:
         return said
 
     assert "syngap: search: missing" in refused("tiny.yaml", "--set", "search=")
-    assert "syngap: search: missing" in refused("coil100-nc", "--trials", "3")
+    assert "syngap: search: missing" in refused("core50-nc", "--trials", "3")
     assert "methods: unknown" in refused("tiny.yaml", "--methods", "quux")
     without = ("--set", "methods.adam={}", "--methods", "adam")
     assert "search.spaces.adam: missing" in refused("tiny.yaml", *without)

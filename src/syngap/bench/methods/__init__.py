@@ -31,6 +31,8 @@ registry = Registry(
         "cls_er": "syngap.bench.methods.cls_er:CLSER",
         "scr": "syngap.bench.methods.scr:SCR",
         "syngap": "syngap.bench.methods.syngap:SynGAP",
+        "gated_er_ace": "syngap.bench.methods.gated_losses:GatedERACE",
+        "gated_derpp": "syngap.bench.methods.gated_losses:GatedDERpp",
         "joint": "syngap.bench.methods.joint:Joint",
     },
 )

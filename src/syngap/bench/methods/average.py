@@ -14,7 +14,11 @@ from syngap.bench.errors import UserError
 from syngap.bench.tape import decision
 from syngap.messages import count_of
 
-__all__ = ["Average", "OccasionalAverage", "lag_note"]
+__all__ = ["AutomaticAverage", "Average", "OccasionalAverage", "lag_note"]
+
+_PARTS, _MOST_STEPS = 6, 500  # of an automatic average
+_LABELS = 1 << 16  # that it distinguishes; of a fixed size, so that a CUDA graph can look there
+_TEACHING = 0.99  # as with this one a teacher begins
 
 _OLD_SHARE = 0.2  # how much of an average may be from before the task that just ended
 
@@ -56,8 +60,8 @@ class Average:
         self._weight = torch.zeros((), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Update the average with the network's weights."""
+    def follow(self, labels: Tensor | None = None) -> None:
+        """Update the average with the network's weights; labels are those that arrived."""
         self._weight.mul_(self._retention).add_(1 - self._retention)
         self._approach((1 - self._retention) / self._weight)
 
@@ -123,7 +127,7 @@ class OccasionalAverage(Average):
         self._probability, self._generator = probability, generator
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def follow(self, labels: Tensor | None = None) -> None:
         """Update the average, or leave it; a CUDA graph does the same work either way."""
         update = decision(self._decide, self._weight.device)
         weight = self._weight * self._retention + (1 - self._retention)
@@ -142,6 +146,62 @@ class OccasionalAverage(Average):
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self._generator.set_state(state["generator"].cpu())
+
+
+class AutomaticAverage(Average):
+    """An average that chooses its own length, for streams whose task lengths are not known.
+
+    It spans a sixth of the longest run of steps so far in which no class was new, at most 500
+    steps: with g the length of that run, the present one included, step by step
+
+        average ← average + s (θ - average),  s = max(0.002, 6 / (g + 6)).
+
+    Where new classes come task by task, g is about the length of a task; where they are all there
+    from the beginning, it is the number of steps so far. A teacher begins as with 0.99.
+
+    Args:
+        model: the network that learns.
+
+    Examples:
+        >>> fast = nn.Linear(1, 1, bias=False)
+        >>> average = AutomaticAverage(fast)
+        >>> for value in (0.0, 7.0):  # the shares of the newest weights are 1 and 6/7
+        ...     _ = nn.init.constant_(fast.weight, value)
+        ...     average.follow(torch.tensor([0, 1]))
+        >>> round(average.model.weight.item(), 4)
+        6.0
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, _TEACHING)
+        device = self._weight.device
+        self._seen = torch.zeros(_LABELS, dtype=torch.bool, device=device)
+        self._run = torch.zeros_like(self._weight)
+        self._longest = torch.zeros_like(self._weight)
+
+    @torch.no_grad()
+    def follow(self, labels: Tensor | None = None) -> None:
+        """Update the average; a label that never arrived before begins another run of steps."""
+        if labels is None:
+            raise RuntimeError("average: auto goes by the labels that arrive: follow(batch.y)")
+        self._weight.mul_(_TEACHING).add_(1 - _TEACHING)
+        places = labels.to(self._seen.device).remainder(_LABELS)
+        self._run.copy_(torch.where(self._seen[places].all(), self._run + 1, 0.0))
+        self._seen.index_fill_(0, places, True)
+        torch.maximum(self._longest, self._run, out=self._longest)
+        self._approach((_PARTS / (self._longest + _PARTS)).clamp_min(1 / _MOST_STEPS))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return also which labels arrived, and how long none of them was new."""
+        own = {"seen": self._seen, "run": self._run, "longest": self._longest}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self._seen.copy_(state["seen"])
+        self._run.copy_(state["run"])
+        self._longest.copy_(state["longest"])
 
 
 def lag_note(retention: float, ends: Sequence[int], option: str = "average") -> str:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from syngap import optim
 from syngap.bench.errors import UserError
-from syngap.bench.methods.average import Average
+from syngap.bench.methods.average import AutomaticAverage, Average
 from syngap.bench.methods.learner import Learner
 from syngap.bench.methods.method import Method
 from syngap.bench.options import NonNegative, Positive, Retention
@@ -28,7 +28,8 @@ class Descent(Method):
         momentum: of SGD alone.
         weight_decay: added to the gradient; with Ballistic, apart from it.
         optimizer: "sgd", "adam" or "ballistic".
-        average: retention of averaged weights, which are evaluated and saved; 0 is none.
+        average: retention of averaged weights, which are evaluated and saved; 0 is none, "auto"
+            chooses by itself (`AutomaticAverage`).
     """
 
     def __init__(
@@ -39,10 +40,13 @@ class Descent(Method):
         momentum: Retention = 0.0,
         weight_decay: NonNegative = 0.0,
         optimizer: OptimizerName = "sgd",
-        average: Retention = 0.0,
+        average: Retention | Literal["auto"] = 0.0,
     ) -> None:
         super().__init__(learner)
-        learner.average = Average(learner.model, average) if average else None
+        if average == "auto":
+            learner.average = AutomaticAverage(learner.model)
+        else:
+            learner.average = Average(learner.model, average) if average else None
         learner.classifier = None
         if momentum and optimizer != "sgd":
             raise UserError(

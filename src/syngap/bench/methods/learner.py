@@ -129,10 +129,10 @@ class Learner:
         finally:
             model.train(training)
 
-    def follow(self) -> None:
-        """Update the average of the weights, if there is one."""
+    def follow(self, labels: Tensor | None = None) -> None:
+        """Update the average of the weights, if there is one, after a step on these labels."""
         if self.average is not None:
-            self.average.follow()
+            self.average.follow(labels)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters."""

@@ -62,7 +62,7 @@ class Method:
         self.backward(self.objective(batch))
         self.adjust()
         self.optimizer.step()
-        self.learner.follow()
+        self.learner.follow(batch.y)
         self.remember(batch)
 
     def backward(self, loss: Tensor) -> None:

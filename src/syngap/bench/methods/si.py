@@ -49,7 +49,7 @@ class SI(Anchored):
         with torch.no_grad():
             for omega, parameter, gradient, start in before:
                 omega.addcmul_(gradient, start - parameter)
-        self.learner.follow()
+        self.learner.follow(batch.y)
         self.remember(batch)
 
     def consolidate(self) -> None:

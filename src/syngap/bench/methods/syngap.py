@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 from typing import Any, Literal
 
@@ -35,8 +36,8 @@ class SynGAP(ER):
         damping: λ, keeps F/μ defined.
         ambient: ε, plasticity that always remains.
         scope: the mean importance is that of the "network" or of each "tensor".
-        directions: importance along directions of weights, with optimizer "sgd" alone; on a GPU it
-            needs `captured: false` of the training.
+        directions: importance along directions of weights, with optimizer "sgd" alone; on a GPU
+            steps are then not captured.
         estimator: "sampled", "exact" or "empirical".
         every: refresh importance at each k-th step.
         warmup: before that, all of so many steps refresh it.
@@ -69,10 +70,11 @@ class SynGAP(ER):
         if directions and optimizer != "sgd":
             raise UserError(f"directions: true takes optimizer: sgd, got {optimizer}")
         if directions and learner.captured:
-            raise UserError(
-                "directions: true takes steps that no CUDA graph can replay: set captured: false "
-                "in training"
+            warnings.warn(
+                "steps are not captured: no CUDA graph can replay those of directions: true",
+                stacklevel=2,
             )
+            learner.captured = False
         own: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(learner, optimizer=optimizer, **own, **er)
         self.labels = learner.generator("labels", learner.device)

@@ -292,6 +292,8 @@ _METHODS = {
     "er": "ER",
     "er_ace": "ER-ACE",
     "ewcpp": "EWC++",
+    "gated_derpp": "SynGAP on DER++",
+    "gated_er_ace": "SynGAP on ER-ACE",
     "joint": "Joint",
     "lwf": "LwF",
     "mas": "MAS",
