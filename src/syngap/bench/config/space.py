@@ -81,6 +81,11 @@ class Space:
         """Return what `from_mapping` makes the same space of."""
         return {self.kind: self.values, **({} if self.off is None else {"or": self.off})}
 
+    @property
+    def holds_zero(self) -> bool:
+        """Whether 0 is one of its values, or could be if it were wider."""
+        return self.kind in ("uniform", "choose") or self.off == 0
+
     def at(self, quantile: float) -> Any:
         """Return the value at a quantile from 0 to below 1, in as many digits as are worth it.
 

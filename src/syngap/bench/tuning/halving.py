@@ -274,9 +274,15 @@ def trial_source(row: str, search: Search, method: Component) -> Source:
             return True
         return True
 
+    # A default of 0, such as no average, where the space has no 0: that would be another row.
+    usual = {
+        option: value
+        for option, value in defaults(kind).items()
+        if value or option not in spaces or spaces[option].holds_zero
+    }
     return Source(
         known={
-            "default": known({**method.options, **defaults(kind)}),
+            "default": known({**method.options, **usual}),
             "row": known(method.options),
         },
         spaces=spaces,
