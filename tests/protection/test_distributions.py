@@ -116,6 +116,19 @@ def test_every_distribution_is_protected_or_refused_before_anything_is_done(kind
         assert report.loss_now == pytest.approx(report.loss_before + report.kl)
 
 
+def test_classes_that_are_left_out_are_no_reason_to_refuse() -> None:
+    """As actions that are not allowed: their probability is 0, and stays so."""
+    model, known = network()
+
+    def predict(batch: Tensor) -> Distribution:
+        chances = model(batch).softmax(-1)
+        return distributions.Categorical(probs=torch.nn.functional.pad(chances, (0, 1)))
+
+    protection = syngap.protect(model, known, predict=predict)
+    train(model, known, protection)
+    assert 0 < protection.report().kl < 1
+
+
 def test_the_refusal_names_what_is_inside() -> None:
     model, known = network()
     with pytest.raises(TypeError, match="Independent of StudentT, of which"):

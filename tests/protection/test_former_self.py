@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import assert_identical
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import syngap
@@ -538,12 +540,63 @@ def test_weights_that_change_before_the_backward_pass_are_noticed(
         loss.backward()
 
 
-def test_statistics_that_the_new_batch_changes_allow_no_second_run(
-    monkeypatch: pytest.MonkeyPatch,
+class Noisy(nn.Module):
+    """Draws random numbers also in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noisy: Tensor = F.dropout(torch.tanh(self.layer(x)), 0.5, training=True)
+        return noisy
+
+
+def with_averages() -> nn.Module:
+    layers = [spectral_norm(nn.Linear(6, 6)), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES)]
+    return nn.Sequential(nn.Sequential(*layers))
+
+
+CHANGING: dict[str, Callable[[], nn.Module]] = {
+    "random numbers": lambda: nn.Sequential(Noisy(), Noisy(), nn.Linear(6, CLASSES)),
+    "averages": with_averages,
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_the_second_run_is_the_first_whatever_changed_since(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Random numbers, statistics of norms, and other averages in buffers."""
+    found = []
+    for limit in (recomputed.LARGE, 0):
+        monkeypatch.setattr(recomputed, "LARGE", limit)
+        model, protection = moved(CHANGING[name])
+        model.train()
+        torch.manual_seed(5)
+        loss = protection.loss()
+        assert taken_at_once(loss) == bool(limit)
+        model(3.0 * KNOWN.double())
+        after = copy.deepcopy(model.state_dict())
+        found.append([loss.detach(), *gradients_of(loss, model)])
+        assert_identical(dict(model.state_dict()), dict(after))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_a_block_that_is_used_again_runs_twice_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recomputed, "LARGE", 0)
-    _, protection = moved(Net)
-    assert taken_at_once(protection.loss())
+    runs: list[int] = []
+
+    class Counted(Noisy):
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(1)
+            return torch.tanh(self.layer(x))
+
+    block = Counted()
+    _, protection = moved(lambda: nn.Sequential(*[block] * 5, nn.Linear(6, CLASSES)))
+    runs.clear()
+    protection.loss().backward()
+    assert len(runs) == 10
 
 
 def test_a_block_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

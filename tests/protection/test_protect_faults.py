@@ -260,6 +260,29 @@ def test_a_resumed_loop_without_the_teachers_loss_is_warned() -> None:
         optimizer.step()
 
 
+def test_a_teacher_that_is_left_out_for_a_while_is_warned_of_once() -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs())
+    base = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = protection.optimizer(base)
+    model(inputs()).square().sum().backward()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            protection.loss()
+            for _ in range(20):
+                optimizer.step()
+    assert len(said) == 1
+
+
+def test_a_gate_without_an_optimizer_is_warned_of(model: Classifier) -> None:
+    protection = syngap.protect(model, inputs())
+    for _ in range(15):
+        protection.loss()
+    with pytest.warns(UserWarning, match=r"protection\.optimizer\(\) never, so the gate"):
+        protection.loss()
+
+
 class Around(torch.optim.Optimizer):
     """An optimizer around another, as accelerate prepares it."""
 

@@ -380,6 +380,11 @@ def test_a_state_says_nothing_of_a_seed_where_each_process_has_its_own(teacher: 
     learn(run, range(2))
 
 
+def test_a_state_without_groups_is_refused_by_torch() -> None:
+    with pytest.raises(ValueError, match="parameter groups"):
+        taught()[2].load_state_dict({"state": {}, "param_groups": []})
+
+
 def test_a_state_may_be_loaded_before_the_teacher_is_known() -> None:
     first = taught()
     learn(first, range(3))

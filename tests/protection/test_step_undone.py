@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -176,6 +177,20 @@ def test_gradients_that_a_hook_puts_in_place_go_through_the_gate(base: str) -> N
             param.grad = 0.5 * param.grad
 
     assert_identical(step(replace, hooked=True), step(replace, hooked=False))
+
+
+def test_a_hook_that_fails_leaves_no_gradient_in_memory() -> None:
+    model = make_model()
+    inner = SGD(model.parameters(), 0.1)
+    optimizer = syngap.SynGAP.wrap(inner)
+    optimizer.consolidate(model, KNOWN)
+    with_gradients(model, optimizer)
+    kept = [weakref.ref(param.grad) for param in model.parameters()]
+    inner.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    optimizer.zero_grad()
+    assert not [each for each in kept if each() is not None]
 
 
 def test_a_hook_may_change_the_arguments_of_a_step_as_in_torch() -> None:

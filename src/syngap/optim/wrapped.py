@@ -135,10 +135,11 @@ class WrappedSynGAP(GatedOptimizer):
         with torch.no_grad():
             for work in works:
                 fold(work)
+                work.grads = []  # a hook may put others in their place, or fail
         hooked = inner_optimizer(self.base)
         arguments = _call_pre_hooks(hooked)
         with torch.no_grad():
-            for work in works:  # a hook may have put others in their place
+            for work in works:
                 work.grads = [local_gradient(param) for param in work.whole]
             frozen = [(p, p.grad) for p in self._gate.params() if not p.requires_grad]
             undo: list[Finish] = []

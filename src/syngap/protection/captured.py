@@ -213,7 +213,11 @@ class CapturedPass:
             now.backward(gradient, inputs=list(self._leaves.values()))  # type: ignore[no-untyped-call]
 
         blocks = blocks_of(self._model) if self._recompute else []
-        with torch.enable_grad(), in_eval_mode(self._model), recomputed(blocks, self._model):
+        with (
+            torch.enable_grad(),
+            in_eval_mode(self._model),
+            recomputed(blocks, self._model, later=False),
+        ):
             # The backward pass too sees the leaves, with which blocks run again.
             functional_call(self._module, self._leaves, (self._batch, add))
 

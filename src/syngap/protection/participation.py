@@ -22,6 +22,7 @@ class Participation:
 
     def __init__(self) -> None:
         self._made = self._used = 0
+        self._notices = Notices()
 
     @property
     def unused(self) -> int:
@@ -43,6 +44,16 @@ class Participation:
             value.register_hook(note)  # type: ignore[no-untyped-call]
         return loss
 
+    def remind_of_gate(self, calls: int, optimizers: Optimizers) -> None:
+        """Warn once where the teacher is used, and no optimizer was made of the gate."""
+        if calls == _STEPS and not optimizers.gated():
+            self._notices.warn(
+                "gate",
+                f"protection.loss() was called {_STEPS} times, and protection.optimizer() never, so"
+                " the gate takes no part: train with what it returns, or pass gate=False to "
+                "protect()",
+            )
+
     def remind(self, optimizer: Optimizer, optimizers: Optimizers) -> None:
         """Warn once where an optimizer makes some steps without a call of the teacher."""
         last, steps = optimizers.calls, 0
@@ -54,10 +65,11 @@ class Participation:
             now = -1 if living is None else living.calls
             last, steps = now, steps + 1 if now == last else 0
             if steps == _STEPS and living is not None:
-                Notices().warn(
+                self._notices.warn(
                     "teacher",
-                    f"{_STEPS} steps were taken without protection.loss(), so the teacher takes no "
-                    "part: add it to the loss of each step, or pass teacher=False to protect()",
+                    f"{_STEPS} steps were taken without protection.loss(), so the teacher took no "
+                    "part in them: add it to the loss of each step, or pass teacher=False to "
+                    "protect()",
                 )
 
         inner_optimizer(optimizer).register_step_post_hook(look)

@@ -292,6 +292,8 @@ class Protection:
         """
         number = self.calls
         self.calls = number + 1
+        if self.known:
+            self._participation.remind_of_gate(self.calls, self._optimizers)
         if not self._uses_teacher or (number + 1) % self._every:
             return torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
         place = self._place(number // self._every)

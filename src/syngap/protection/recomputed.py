@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from syngap.optim.consolidation import in_eval_mode
@@ -27,18 +26,19 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     if not lists:
         return []
     _, largest = max(zip(sizes, lists, strict=True), key=itemgetter(0))
-    return [block for block in largest if any(True for _ in block.parameters())]
+    used = dict.fromkeys(largest)  # each once, also where a block is used again and again
+    return [block for block in used if any(True for _ in block.parameters())]
 
 
 def blocks_of_large(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model whose gradients take much memory, none of a smaller one.
 
-    Nor are there any where a second run would find something else: FSDP2 frees weights, and batch
-    norms change their statistics. A compiled model is one block, so as not to be compiled again.
+    Nor are there any under FSDP2, which frees weights. A compiled model is one block, so as not to
+    be compiled again.
     """
     params = list(model.parameters())
     size = sum(param.nbytes for param in params if param.requires_grad)
-    if size <= LARGE or any(map(is_sharded, params)) or any(map(_has_statistics, model.modules())):
+    if size <= LARGE or any(map(is_sharded, params)):
         return []
     return [model] if any(map(is_compiled, model.modules())) else blocks_of(model) or [model]
 
@@ -48,22 +48,26 @@ def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
 
 
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, _NormBase) and module.running_mean is not None
-
-
 @contextmanager
-def recomputed(blocks: Sequence[nn.Module], model: nn.Module) -> Iterator[None]:
+def recomputed(
+    blocks: Sequence[nn.Module], model: nn.Module, *, later: bool = True
+) -> Iterator[None]:
     """Let blocks keep their inputs alone for the backward pass, and run again there.
 
     Models of transformers keep no keys and values meanwhile, to which a second run would add.
+
+    Args:
+        blocks: of the model.
+        model: the model.
+        later: False where the backward pass follows at once, as in a CUDA graph; else random
+            numbers and buffers may have changed by then, and are for a while what they were.
     """
     before = {block: vars(block).get("forward") for block in blocks}
     modules = model.modules() if blocks else ()
     configs: list[Any] = [getattr(each, "config", None) for each in modules]
     caching = [each for each in configs if getattr(each, "use_cache", None) is True]
     for block in blocks:
-        block.forward = partial(_checkpointed, block, block.forward)
+        block.forward = partial(_checkpointed, block, block.forward, later)
     for config in caching:
         config.use_cache = False
     try:
@@ -79,9 +83,12 @@ def recomputed(blocks: Sequence[nn.Module], model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def _checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(
+    block: nn.Module, forward: Callable[..., Any], later: bool, *args: Any, **kwargs: Any
+) -> Any:
     params: list[Tensor] = list(block.parameters())
     versions = [param._version for param in params]
+    averages = _averages_of(block) if later else []
 
     def run(*args: Any) -> Any:  # without kwargs, of which checkpoint would take some
         if versions != [param._version for param in params]:
@@ -89,7 +96,31 @@ def _checkpointed(block: nn.Module, forward: Callable[..., Any], *args: Any, **k
                 "weights were changed between protection.loss() and backward(): call backward() "
                 "before the optimizer's step"
             )
-        with in_eval_mode(block):  # in the backward pass the model may be in train mode again
+        # In the backward pass the model may be in train mode again.
+        with in_eval_mode(block), _with_buffers(averages):
             return forward(*args, **kwargs)
 
-    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=later)
+
+
+def _averages_of(block: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
+    """Return copies of the buffers that a forward pass may change, and where they belong."""
+    return [
+        (module._buffers, name, buffer.detach().clone())
+        for module in block.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point()
+    ]
+
+
+@contextmanager
+def _with_buffers(values: Sequence[tuple[dict[str, Tensor | None], str, Tensor]]) -> Iterator[None]:
+    """Let modules have other tensors for buffers for a while."""
+    now = [(buffers, name, buffers[name]) for buffers, name, _ in values]
+    for buffers, name, value in values:
+        buffers[name] = value
+    try:
+        yield
+    finally:
+        for buffers, name, buffer in now:
+            buffers[name] = buffer

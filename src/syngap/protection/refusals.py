@@ -17,6 +17,7 @@ from syngap.messages import count_of
 from syngap.optim.checks import check_number, is_number
 from syngap.optim.consolidation import Predict, call, in_eval_mode, inputs_alone
 from syngap.optim.errors import FLOAT16, NotFiniteError
+from syngap.optim.gated import GatedOptimizer
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.notices import Notices
@@ -222,6 +223,11 @@ def check_base(base: object, gate: bool) -> None:
         raise TypeError(
             "optimizer() takes an optimizer that holds parameters, such as "
             f"torch.optim.AdamW(model.parameters()), got {base!r}"
+        )
+    if gate and isinstance(base, GatedOptimizer):
+        raise ValueError(
+            f"optimizer() got {type(base).__name__}, which is gated already: call it once, with a "
+            "plain optimizer such as torch.optim.AdamW(model.parameters())"
         )
     if gate and not hasattr(base, "_optimizer_step_post_hooks"):
         raise TypeError(

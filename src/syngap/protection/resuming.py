@@ -93,6 +93,8 @@ class Optimizers:
 
 def _checked(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a state to load; one without a teacher goes on with the calls that there were."""
+    if not state_dict.get("param_groups"):
+        return state_dict  # which torch refuses
     (saved, *others), own = state_dict["param_groups"], optimizer.param_groups[0]
     if "protection" not in saved:
         Notices().warn(

@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
     words = {width: " ".join(drawn(found, width).split()) for width in (60, 80, 100)}
     assert "Left out" not in words[100], "the demo's table fits in 100 columns"
     assert "seconds ↓" in words[100]
-    assert "Left out for want of width: seconds; --markdown has all." in words[80]
+    assert "Too wide to show: seconds; --markdown has all." in words[80]
     assert "seconds ↓" not in words[80]
     assert "ACC - ER" in words[60]
 

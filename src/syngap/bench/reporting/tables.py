@@ -313,7 +313,7 @@ def _terminal_table(rows: Sequence[Row], names: Sequence[str], left_out: Sequenc
     sentences += [f"{'; '.join(meanings)}."] if meanings else []
     if left_out:
         headings = ", ".join(column.heading.rstrip(" ↑↓") for column in columns(rows, left_out))
-        sentences.append(f"Left out for want of width: {headings}; --markdown has all.")
+        sentences.append(f"Too wide to show: {headings}; --markdown has all.")
     # Text throughout, because a row's name or an error may look like rich's markup.
     caption = Text("\n".join([" ".join(sentences), *_omissions(rows)]))
     found = Table(box=box.SIMPLE, pad_edge=False, caption=caption, caption_justify="left")

@@ -90,11 +90,13 @@ class SearchRecord:
         folder: where.
         entries: what search.yaml holds.
         trials: by row and number.
+        environments: of its runs, as search.yaml lists them.
     """
 
     folder: Path
     entries: Options
     trials: Mapping[tuple[str, int], RecordedTrial]
+    environments: Sequence[Environment] = ()
 
     @property
     def rows(self) -> list[str]:
@@ -176,7 +178,7 @@ def read_record(folder: Path) -> SearchRecord | None:
             if (trial.row, trial.number) in known:
                 raise ValueError(f"row {trial.row}, trial {trial.number} is there twice")
             known[trial.row, trial.number] = trial
-    return SearchRecord(folder, found, known)
+    return SearchRecord(folder, found, known, environments)
 
 
 def write_trials(
@@ -224,9 +226,16 @@ def write_trials(
     write(folder / TRIALS, text.getvalue().encode(), within=folder)
 
 
-def environments_of(runs: Iterable[TrialRun]) -> list[Environment]:
-    """Return the environments of runs, each once, in the order in which they are first met."""
-    return list({_key(run.environment): run.environment for run in runs}.values())
+def environments_of(
+    runs: Iterable[TrialRun], known: Iterable[Environment] = ()
+) -> list[Environment]:
+    """Return environments, each once: the known ones, then others of runs as they are met.
+
+    Lines of trials.csv name them by their place. So nothing is put before others: each of the two
+    files may be older than the other, where a search was killed.
+    """
+    met = [*known, *(run.environment for run in runs)]
+    return list({_key(each): each for each in met}.values())
 
 
 def value_text(value: Value) -> str:

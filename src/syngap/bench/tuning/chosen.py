@@ -12,7 +12,6 @@ from syngap.bench.store.records import write_yaml
 from syngap.bench.store.search_record import (
     RecordedTrial,
     TrialRun,
-    environments_of,
     value_text,
 )
 from syngap.messages import count_of, duration
@@ -51,7 +50,6 @@ def recorded_trials(tuning: Tuning) -> list[RecordedTrial]:
 
 def recorded_parts(tuning: Tuning) -> dict[str, Value]:
     """Return what search.yaml says of the runs: their cost, configuration and environments."""
-    trials = recorded_trials(tuning)
     first = next(iter(tuning.rows.values())).config
     return {
         "cost": {
@@ -66,10 +64,7 @@ def recorded_parts(tuning: Tuning) -> dict[str, Value]:
                 row: found.config.method.as_mapping() for row, found in tuning.rows.items()
             },
         },
-        "environments": [
-            each.as_mapping()
-            for each in environments_of(run for trial in trials for run in trial.runs.values())
-        ],
+        "environments": [each.as_mapping() for each in tuning.environments()],
     }
 
 

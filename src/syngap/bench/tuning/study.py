@@ -232,7 +232,8 @@ class Tuning:
             jobs.setdefault(job.config.row, []).append(job)
         self.rows = {row: RowSearch(row, self.search, jobs[row], out, records) for row in jobs}
         self._say: Callable[[str], None] = lambda line: None
-        self._written: list[Environment] | None = None
+        self._environments = environments_of((), [e for one in records for e in one.environments])
+        self._is_written = False
         for folder in [out] * (if_there != "replace") + [found.folder for found in records]:
             self._check_same_search(folder / SEARCH)
         for each in self.rows.values():
@@ -319,12 +320,18 @@ class Tuning:
             more: further entries of search.yaml.
             all_of_it: write search.yaml in any case.
         """
-        out, trials = self.plan.out, recorded_trials(self)
-        environments = environments_of(run for trial in trials for run in trial.runs.values())
-        if all_of_it or environments != self._written:  # first: trials.csv refers to it
+        out, trials, before = self.plan.out, recorded_trials(self), self._environments
+        is_new = self.environments() != before or not self._is_written
+        if all_of_it or is_new:  # first: trials.csv refers to it
             write_yaml(out / SEARCH, {**self.as_mapping(), **more}, within=out)
-            self._written = environments
-        write_trials(out, trials, self.search.seeds, environments)
+            self._is_written = True
+        write_trials(out, trials, self.search.seeds, self._environments)
+
+    def environments(self) -> list[Environment]:
+        """Return what runs ran on, those that were recorded before at their places."""
+        runs = (run for trial in recorded_trials(self) for run in trial.runs.values())
+        self._environments = environments_of(runs, self._environments)
+        return self._environments
 
     def _check_same_search(self, path: Path) -> None:
         if not path.is_file():
