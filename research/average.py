@@ -4,7 +4,7 @@ Averages change nothing of training, so one run has them all beside each other: 
 accuracy over all steps (anytime), for tasks of three lengths, five and ten tasks, and domains (the
 same digits rotated and mirrored, a form at a time). Minutes on a CPU:
 
-    python research/average.py --seeds 0..4
+    python research/average.py --seeds 5..9
 """
 
 from __future__ import annotations
