@@ -528,42 +528,6 @@ class Killed(BaseException):
     """The end of everything."""
 
 
-@pytest.mark.parametrize("at", [2, 9, 11])
-def test_a_search_that_was_killed_chooses_the_same_as_one_that_was_not(
-    at: int, here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In any of its rounds, and more than once."""
-    assert call(*TUNE[:3], "whole")[0] == 0
-    whole, left = engine.execute, iter(range(at))
-
-    def killed(job: Job, tell: Any) -> None:
-        if next(left, None) is None:
-            raise Killed
-        whole(job, tell)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "execute", killed)
-        with pytest.raises(Killed):
-            call(*TUNE)
-        left = iter(range(1))
-        if at < 11:
-            with pytest.raises(Killed):
-                call(*TUNE, "--resume")
-    ended = len(list((here / "out").glob("*/status.json")))
-    assert ended == at + (at < 11)
-    code, _, said = call(*TUNE, "--resume")
-    assert code == 0
-    assert f" of {12 - ended}  " in said, "those that have ended are not to come"
-    assert trials(here / "out") == trials(here / "whole")
-    assert (here / "out/tuned.yaml").read_bytes() == (here / "whole/tuned.yaml").read_bytes()
-
-
-# Going on elsewhere -------------------------------------------------------------------------------
-
-ROUNDS = ("search.rounds=[[3, 2], [2, 4]]", "search.seeds=[100, 7, 8, 9]")  # 4 + 3 + 4 runs
-ER = ("tune", "tiny.yaml", "--methods", "er", "--out")
-
-
 def stopped(monkeypatch: pytest.MonkeyPatch, call: Call, after: int, *arguments: object) -> None:
     """A search that is killed after so many runs."""
     whole, left = engine.execute, iter(range(after))
@@ -577,6 +541,30 @@ def stopped(monkeypatch: pytest.MonkeyPatch, call: Call, after: int, *arguments:
         patch.setattr(engine, "execute", killed)
         with pytest.raises(Killed):
             call(*arguments)
+
+
+@pytest.mark.parametrize("at", [2, 9, 11])
+def test_a_search_that_was_killed_chooses_the_same_as_one_that_was_not(
+    at: int, here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any of its rounds, and more than once."""
+    assert call(*TUNE[:3], "whole")[0] == 0
+    stopped(monkeypatch, call, at, *TUNE)
+    if at < 11:
+        stopped(monkeypatch, call, 1, *TUNE, "--resume")
+    ended = len(list((here / "out").glob("*/status.json")))
+    assert ended == at + (at < 11)
+    code, _, said = call(*TUNE, "--resume")
+    assert code == 0
+    assert f" of {12 - ended}  " in said, "those that have ended are not to come"
+    assert trials(here / "out") == trials(here / "whole")
+    assert (here / "out/tuned.yaml").read_bytes() == (here / "whole/tuned.yaml").read_bytes()
+
+
+# Going on elsewhere -------------------------------------------------------------------------------
+
+ROUNDS = ("search.rounds=[[3, 2], [2, 4]]", "search.seeds=[100, 7, 8, 9]")  # 4 + 3 + 4 runs
+ER = ("tune", "tiny.yaml", "--methods", "er", "--out")
 
 
 def assert_same_search(one: Path, other: Path) -> None:
