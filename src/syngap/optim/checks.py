@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim import fused
@@ -28,6 +28,7 @@ __all__ = [
     "check_options",
     "check_own_options",
     "check_params",
+    "is_compiled",
     "is_number",
     "is_of_torch",
 ]
@@ -112,6 +113,11 @@ def check_counts(options: dict[str, Any]) -> None:
         value = options[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} must be a whole number ≥ 0, got {value!r}")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile has a part in how a module runs."""
+    return hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:

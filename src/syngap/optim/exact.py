@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from syngap.optim.checks import is_compiled
 from syngap.optim.per_sample import (
     Call,
     hold_statistics,
@@ -47,7 +48,7 @@ class CallRecorder:
         """Hook every known module of `model` that is not hooked yet."""
         handles = []
         for module in model.modules():
-            if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            if is_compiled(module):
                 raise ValueError(
                     "estimator='exact' cannot hook a compiled module; use estimator='sampled', or "
                     "train the model as it was before torch.compile"

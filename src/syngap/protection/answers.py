@@ -118,7 +118,7 @@ def computed(measure: Callable[[], Tensor]) -> Tensor | None:
 
     Of some, such as Wishart, torch takes a gradient to compute it.
     """
-    with suppress(NotImplementedError), torch.enable_grad():  # which is how torch says so
+    with torch.enable_grad(), suppress(NotImplementedError):  # by which torch says so
         return measure().detach()
     return None
 

@@ -21,13 +21,14 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
 
+from syngap.optim.checks import is_compiled
 from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
 from syngap.protection import anchors
 from syngap.protection.answers import divergence_and_difference
 from syngap.protection.gradients import leaves_of, nodes_of, times
 from syngap.protection.pending import Pending
-from syngap.protection.recomputed import blocks_of, is_compiled, recomputed
+from syngap.protection.recomputed import blocks_of, recomputed
 
 __all__ = ["CapturedPass", "capture", "recording"]
 

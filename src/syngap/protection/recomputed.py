@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from syngap.optim.checks import is_compiled
 from syngap.optim.consolidation import in_eval_mode
 from syngap.optim.tensors import is_sharded
 
-__all__ = ["blocks_of", "blocks_of_large", "is_compiled", "recomputed"]
+__all__ = ["blocks_of", "blocks_of_large", "recomputed"]
 
 LARGE = 1 << 31  # bytes of gradients from which on the teacher has none of its own
 
@@ -41,11 +42,6 @@ def blocks_of_large(model: nn.Module) -> list[nn.Module]:
     if size <= LARGE or any(map(is_sharded, params)):
         return []
     return [model] if any(map(is_compiled, model.modules())) else blocks_of(model) or [model]
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile has a part in how a module runs."""
-    return hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from syngap.bench.reporting.results import read_search, search_data
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.run import Job
 from syngap.bench.runs import Runs
+from syngap.bench.store.outcome import Environment
+from syngap.bench.store.search_record import TrialRun, environments_of
 from syngap.bench.streams import Samples, Tasks
 from syngap.bench.streams.digits import digits
 from syngap.bench.tuning.halving import Source, Standing, Trial, standing, trial_source
@@ -565,6 +567,13 @@ def test_a_search_that_was_killed_chooses_the_same_as_one_that_was_not(
 
 ROUNDS = ("search.rounds=[[3, 2], [2, 4]]", "search.seeds=[100, 7, 8, 9]")  # 4 + 3 + 4 runs
 ER = ("tune", "tiny.yaml", "--methods", "er", "--out")
+
+
+def test_a_machine_that_comes_later_changes_no_number_of_those_before() -> None:
+    """Lines of trials.csv name machines by number, and may be older than search.yaml."""
+    first, later = (Environment({"device": each}) for each in ("one", "other"))
+    runs = [TrialRun(50.0, 1.0, later), TrialRun(50.0, 1.0, first)]  # the later one's row is first
+    assert environments_of(runs, environments_of(runs[1:])) == [first, later]
 
 
 def assert_same_search(one: Path, other: Path) -> None:
