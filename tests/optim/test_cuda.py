@@ -283,7 +283,8 @@ def test_peak_memory_of_exact_is_bounded() -> None:
 ROUNDING = ("0.bias", "1.running_mean")
 
 
-@pytest.mark.parametrize("case", METHODS)
+# Steps along directions are never captured, with a warning.
+@pytest.mark.parametrize("case", [case for case, row in METHODS.items() if "directions" not in row[1]])
 def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
     kind, options = METHODS[case]
     results = []

@@ -78,6 +78,7 @@ class FinetuningTraining:
         precision: "fp32", or "bf16" for the forward pass.
         threads: CPU threads of a run, on which its last bits depend.
         deterministic: on a GPU, take kernels that add in the same order each time.
+        compiled: let torch.compile compile the blocks of the model.
         checkpoint_seconds: at least so long between checkpoints.
     """
 
@@ -91,6 +92,7 @@ class FinetuningTraining:
     precision: Precision = "fp32"
     threads: Annotated[int, Ge(1), Le(1024), Says("a whole number from 1 to 1024")] = 1
     deterministic: bool = False
+    compiled: bool = False
     checkpoint_seconds: NonNegative = 60.0
 
     def __post_init__(self) -> None:

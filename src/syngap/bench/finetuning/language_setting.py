@@ -30,6 +30,7 @@ from syngap.protection import own_samples
 __all__ = ["LanguageSetting"]
 
 _TOKENS = 1 << 16  # of a vocabulary; with a larger one fewer windows are tested at a time
+_SOFTMAX = 1 << 27  # logits whose softmax is taken at a time, in float32
 _WRITTEN = 1024  # texts at a time by `generate`, which takes the same time for fewer
 
 
@@ -216,5 +217,11 @@ class LanguageSetting(Setting):
 
     def _mean(self, model: nn.Module, windows: Tensor) -> float:
         count = min(TEST_BATCH, max(1, TEST_BATCH * _TOKENS // self._vocabulary))
-        losses = [len(part) * self.loss(model, (part,)) for part in torch.split(windows, count)]
+        losses = []
+        for part in torch.split(windows, count):
+            logits = self.predict(model, part[:, :-1])
+            rows = max(1, _SOFTMAX // logits[0].numel())
+            for some, tokens in zip(logits.split(rows), part[:, 1:].split(rows), strict=True):
+                mean = cross_entropy(some.float().flatten(0, 1), tokens.flatten())
+                losses.append(len(some) * mean)
         return float(torch.stack(losses).sum()) / len(windows)

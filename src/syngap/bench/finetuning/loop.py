@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from syngap.bench.finetuning.methods import Method
+from syngap.bench.finetuning.methods.freeze import blocks_of
 from syngap.bench.finetuning.point import Point
 from syngap.bench.finetuning.setting import Setting
 
 __all__ = ["Journal", "memory_of_graphs", "train"]
+
+_COMPILING = 3  # first steps of a run, in which torch.compile still compiles
+_KINDS = 64  # of blocks that a process compiles: methods change them in different ways
 
 
 class Journal(Protocol):
@@ -37,11 +42,16 @@ class Clock:
     """Adds up the time spent inside `with clock:`, and the largest memory of a GPU there.
 
     What is in that memory when the clock is made, the start and the data, does not count.
+
+    Attributes:
+        seconds: the time, added up.
+        last: the time of the last `with clock:`.
+        memory: the largest memory, in bytes.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.memory = device, 0.0, 0
-        self._began = 0.0
+        self.last = self._began = 0.0
         self._before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
     def __enter__(self) -> None:
@@ -55,7 +65,8 @@ class Clock:
             torch.cuda.synchronize(self.device)
             largest = torch.cuda.max_memory_allocated(self.device) + memory_of_graphs(self.device)
             self.memory = max(self.memory, largest - self._before)
-        self.seconds += time.monotonic() - self._began
+        self.last = time.monotonic() - self._began
+        self.seconds += self.last
 
 
 def memory_of_graphs(device: torch.device) -> int:
@@ -81,6 +92,7 @@ def train(
     warmup: int,
     evaluations: int,
     shares: Sequence[float],
+    compiled: bool = False,
 ) -> float:
     """Tune a copy of the setting's model, and report a point for each evaluation and share.
 
@@ -96,6 +108,8 @@ def train(
         warmup: steps in which the rate rises.
         evaluations: how many, evenly spread over the steps.
         shares: of the way from the start to the trained weights, at which it is evaluated.
+        compiled: whether torch.compile compiles the model's blocks. To compile does not count:
+            the first steps are taken to last as long as the next one.
 
     Returns:
         The seconds of set-up and training.
@@ -129,12 +143,19 @@ def train(
         done, setup = state["step"], state["setup"]
         clock.seconds, clock.memory = state["seconds"], state["memory"]
         method.load_state_dict(state["method"])
+    untimed = range(done + 1, done + 1 + _COMPILING * compiled)
+    if compiled:
+        _compile_blocks(method.model)
     looks = {round(steps * look / evaluations) for look in range(1, evaluations + 1)} - {0}
     for step in range(done + 1, steps + 1):
-        with clock:
+        with nullcontext() if step in untimed else clock:
             method.step(setting.batch(batch, f"batch {step}"), min(1.0, step / max(1, warmup)))
+        if step == untimed.stop:
+            clock.seconds += len(untimed) * clock.last
         if step in looks:
             trained, evaluated = method.weights(), copy.deepcopy(setting.start)
+            if compiled:
+                _compile_blocks(evaluated)
             for share in shares:
                 interpolate(evaluated, setting.start, trained, share, setting.new_parameters)
                 journal.record_point(measure(step, share, evaluated))
@@ -155,6 +176,13 @@ def train(
 def _warm_up(setting: Setting, batch: int) -> None:
     """Take a step with a copy, so that the first run of a process is timed like the others."""
     Method(setting).step(setting.batch(batch, "warm-up"))
+
+
+def _compile_blocks(model: nn.Module) -> None:
+    """Compile each block where it is; blocks of one kind are compiled once for all of them."""
+    torch._dynamo.config.recompile_limit = max(_KINDS, torch._dynamo.config.recompile_limit)
+    for block in blocks_of(model):
+        block.compile(dynamic=False)
 
 
 @torch.no_grad()

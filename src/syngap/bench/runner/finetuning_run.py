@@ -62,6 +62,7 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
             warmup=training.warmup,
             evaluations=training.evaluations,
             shares=training.shares,
+            compiled=training.compiled,
         )
         journal.close(None, seconds)
 

@@ -10,6 +10,8 @@ from torch import nn
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.methods.lora import LoRA
 from syngap.bench.finetuning.methods.peft_method import linear_layers
+from syngap.bench.finetuning.setting import Setting
+from syngap.bench.options import Count
 
 __all__ = ["CorDA"]
 
@@ -19,8 +21,13 @@ class CorDA(LoRA):
 
     Args:
         setting: the model, data and anchors.
+        samples: so many of the anchors are looked at, one by one; as many as in the paper.
         **options: those of `LoRA`.
     """
+
+    def __init__(self, setting: Setting, *, samples: Count = 256, **options: Any) -> None:
+        self.samples = samples
+        super().__init__(setting, **options)
 
     def configure(self, peft: Any, model: nn.Module) -> Any:
         """Return peft's LoraConfig, and have peft look at the anchors."""
@@ -45,7 +52,7 @@ class CorDA(LoRA):
         @torch.no_grad()
         def run() -> None:
             model.eval()
-            for tokens in torch.split(self.setting.anchors, 1):
+            for tokens in torch.split(self.setting.anchors[: self.samples], 1):
                 self.setting.predict(model, tokens)
 
         preprocess_corda(model, config, run_model=run)

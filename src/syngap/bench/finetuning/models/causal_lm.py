@@ -2,7 +2,9 @@
 
 transformers parses a GGUF file three times: for the tokenizer, the configuration and the weights.
 That takes half a minute with SmolLM2 and two minutes with the vocabulary of Gemma. Here it is
-parsed once, and what was read is kept in a folder that loads in a second.
+parsed once, and what was read is kept in a folder that loads in a second. Some versions of
+transformers make a wrong tokenizer of a GGUF file (5.17 of Gemma's): a tokenizer.json beside the
+file is taken in its place.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from syngap.bench.finetuning.texts import Texts
 from syngap.bench.options import Count
 from syngap.bench.registry import import_or_refuse
 
-__all__ = ["causal_lm"]
+__all__ = ["causal_lm", "write_tokenizer"]
 
 _LONG = 100_000  # characters of a text whose tokens are kept for all runs
 
@@ -36,7 +38,8 @@ def causal_lm(
     Args:
         making: seed, device, and where the folder is.
         folder: its name, with the model and its tokenizer.
-        gguf: the name of the GGUF file in it, where that is what holds the model.
+        gguf: the name of the GGUF file in it, where that is what holds the model; its tokenizer
+            too, where the folder has no tokenizer.json.
         context: tokens of a window.
     """
     import_or_refuse("transformers", "model causal_lm", "pip install 'syngap[transformers]'")
@@ -82,8 +85,9 @@ def _read(place: Path, gguf: str | None = None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
+    has_tokenizer = (place / "tokenizer.json").is_file()
     with _parsed_once(gguf):
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **({} if has_tokenizer else options))
         model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
     return tokenizer, model
 
@@ -94,8 +98,22 @@ def _write(place: Path, gguf: str, folder: Path) -> None:
     quantizer = getattr(model, "hf_quantizer", None)  # recent versions of transformers have one
     if quantizer is not None:
         quantizer.remove_quantization_config(model)  # weights are float32 now, and can be saved
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(tokenizer, folder)
     model.save_pretrained(folder)
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer so that it is read as it is.
+
+    Classes for one kind of model, such as that of Gemma, make some parts anew when they are read.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special = {name: getattr(tokenizer, name) for name in names}
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, **special
+    ).save_pretrained(folder)
 
 
 @contextmanager
