@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ sys.path[:0] = [str(RESEARCH / part) for part in ("src", "", "protection")]
 
 import average  # noqa: E402
 import parts  # noqa: E402
-from finetune import main  # noqa: E402
 from syngap_research.kronecker import Kronecker  # noqa: E402
 from syngap_research.metaplastic import Metaplastic  # noqa: E402
 
@@ -242,71 +240,6 @@ def test_domains_have_every_label_in_every_task() -> None:
     tasks = average.domains(0)
     for task in range(5):
         assert tasks.train.labels[tasks.train.task == task].unique().tolist() == [*range(10)]
-
-
-# Fine-tuning --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def finetune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Runs the command, which sets how products of matrices are rounded."""
-
-    def command(*arguments: str | Path) -> None:
-        monkeypatch.setattr(sys, "argv", ["finetune.py", *map(str, arguments)])
-        main()
-
-    precision = torch.get_float32_matmul_precision()
-    yield command
-    torch.set_float32_matmul_precision(precision)
-
-
-def test_methods_of_fine_tuning_are_what_they_are_by_definition(
-    finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    finetune("--check")
-    assert capsys.readouterr().out.count("\n") == 5  # penalty, gate, adapters, rotation, frontier
-
-
-@pytest.mark.parametrize(
-    ("table", "page"), [("--table", "research.md"), ("--recipe", "research.md")]
-)
-def test_tables_of_fine_tuning_are_what_its_runs_say(
-    table: str, page: str, finetune: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = ROOT / "results" / "research-finetune"
-    if not folder.is_dir():
-        pytest.skip("there are no results beside the tests")
-    finetune(table, *(folder / f"{size}.csv" for size in ("mini", "small", "medium", "large")))
-    printed = capsys.readouterr().out.strip()
-    assert printed.count("\n") > 5
-    assert printed in (ROOT / "docs" / page).read_text("utf-8")
-
-
-@pytest.mark.parametrize("picture", ["--draw", "--sizes"])
-def test_runs_of_fine_tuning_can_be_drawn(
-    picture: str, finetune: Callable[..., None], tmp_path: Path
-) -> None:
-    table = ROOT / "results" / "research-finetune" / "mini.csv"
-    if not table.is_file():
-        pytest.skip("there are no results beside the tests")
-    finetune(picture, table, tmp_path / "drawn.svg")
-    assert "<svg" in (tmp_path / "drawn.svg").read_text("utf-8")
-
-
-def test_evaluations_of_fine_tuning_are_added_to_the_table_once(
-    tmp_path: Path, finetune: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bytes_of_text = torch.arange(2000).to(torch.uint8)
-    text = {"train": bytes_of_text, "test": bytes_of_text.clone()}
-    monkeypatch.setattr("finetuning.cache.collect_text", lambda domain, megabytes: text)
-    options = "--size tiny --pairs python:english --seeds 0 --pretrain 3 --steps 5 --batch 2"
-    options += " --windows 2 --samples 2 --looks 2 --device cpu --runs 6"
-    options += " --methods adamw rotated_gate_back rotated_ewc lora"
-    table = tmp_path / "runs.csv"
-    for _ in range(2):  # the second time there is nothing left to do
-        finetune(*options.split(), "--cache", tmp_path / "cache", "--csv", table)
-        evaluations = 1 + 4 * 6 * 2  # the start; two for each of six values of four methods
-        assert len(table.read_text().splitlines()) == 1 + evaluations
 
 
 # Machines that are taken back -----------------------------------------------------------------
