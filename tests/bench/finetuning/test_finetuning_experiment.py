@@ -37,6 +37,7 @@ from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.comparison_page import comparison_page
 from syngap.bench.reporting.finetuning.comparison_table import (
+    answers,
     before_and_after,
     forgetting_of,
     headline,
@@ -422,6 +423,21 @@ def test_gain_time_and_memory_are_multiples_of_adamws() -> None:
         relative_to_adamw(found, "gate", "speed")
     on_cpu = compare_methods(list(hand_made()))
     assert relative_to_adamw(on_cpu, "gate", "memory") == "–"
+
+
+def test_right_answers_stand_beside_what_was_forgotten_for_them() -> None:
+    """A row is where most answers are right, as trained; what has no answers has a dash."""
+    right = [replace(point(2.0, 1.5), exact=(0.9, 0.9)), replace(point(2.2, 1.1), exact=(0.5, 0.5))]
+    interpolated = replace(point(2.1, 1.0, share=0.7), exact=(1.0, 1.0))
+    runs = [made("adamw", seed, [*right, interpolated]) for seed in (0, 1)]
+    runs += [made("gate", seed, [point(2.0, 1.1)]) for seed in (0, 1)]
+    found = compare_methods(runs)
+    head, _, adamw, gate = answers(found, "english").splitlines()
+    assert head == "|  | exact match ↑ | rise on english ↓ | s | GiB |"
+    assert adamw.startswith("| AdamW | 0.90 (0.90 to 0.90) | 0.50 (0.50 to 0.50) |")
+    assert gate.startswith("| gate | – (0 of 2) | – (0 of 2) |")
+    with pytest.raises(UserError, match="there are english"):
+        answers(found, "klingon")
 
 
 def test_the_short_table_begins_with_what_was_before() -> None:

@@ -9,6 +9,7 @@ from finetuned import point
 
 from syngap.bench.finetuning.frontier import (
     as_trained,
+    best_answers,
     best_new_loss,
     exact_match,
     forgetting,
@@ -66,6 +67,23 @@ def test_gain_and_best_loss_are_judged_on_the_other_half() -> None:
     other = replace(point(2.1, 1.0), new=(2.0, 2.0))
     assert best_new_loss([lucky, other]) == pytest.approx((2.4 + 2.0) / 2)
     assert held_out_gain([lucky, other], START) == pytest.approx(0.8)
+
+
+def test_best_answers_are_chosen_on_one_half_and_evaluated_on_the_other() -> None:
+    lucky = replace(point(2.0, 1.0), exact=(0.9, 0.1), old={"english": (1.0, 1.5)})
+    other = replace(point(2.1, 1.0), exact=(0.5, 0.6), old={"english": (1.2, 1.1)})
+    # The first half chooses the first point, the second half the second; both rise from 1.
+    assert best_answers([lucky, other], START, "english") == pytest.approx(
+        ((0.1 + 0.5) / 2, (0.5 + 0.2) / 2)
+    )
+
+
+def test_of_equal_answers_those_with_the_lower_old_loss_count() -> None:
+    worse = replace(point(2.0, 1.4), exact=(0.9, 0.9))
+    better = replace(point(2.1, 1.1), exact=(0.9, 0.9))
+    for points in ([worse, better], [better, worse]):
+        assert best_answers(points, START, "english") == pytest.approx((0.9, 0.1))
+    assert best_answers(ADAMW, START, "english") is None
 
 
 def test_exact_match_is_that_of_the_lowest_loss_judged_on_the_other_half() -> None:

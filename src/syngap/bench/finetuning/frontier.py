@@ -16,6 +16,7 @@ from syngap.bench.finetuning.point import Point
 __all__ = [
     "LEVELS",
     "as_trained",
+    "best_answers",
     "best_new_loss",
     "exact_match",
     "forgetting",
@@ -76,6 +77,28 @@ def exact_match(points: Sequence[Point], kind: str | None = None) -> float | Non
 def _best(points: Sequence[Point]) -> list[tuple[Point, int]]:
     """Return the points with the lowest new loss on each half, and the half to evaluate it on."""
     return [(min(points, key=lambda point: point.new[half]), 1 - half) for half in (0, 1)]
+
+
+def best_answers(points: Sequence[Point], start: Point, kind: str) -> tuple[float, float] | None:
+    """Return the highest share of right answers, and the rise of an old loss there.
+
+    The point is chosen on one half, of equal ones that with the lower old loss, and evaluated on
+    the other; means of both ways. None: there are no answers to give.
+
+    Args:
+        points: of a method.
+        start: the start.
+        kind: of old data.
+    """
+    shares, rises = [], []
+    for half in (0, 1):
+        answered = [(point.exact, point) for point in points if point.exact is not None]
+        if not answered:
+            return None
+        exact, point = max(answered, key=lambda each: (each[0][half], -each[1].old[kind][half]))
+        shares.append(exact[1 - half])
+        rises.append(point.old[kind][1 - half] - start.old[kind][1 - half])
+    return fmean(shares), fmean(rises)
 
 
 def held_out_gain(points: Sequence[Point], start: Point) -> float:

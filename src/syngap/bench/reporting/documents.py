@@ -190,6 +190,10 @@ def _comparison(results: Results, NAME: str, *, rows: str = "") -> str:
     return comparison_table.markdown(found, rows.split(",") if rows else None, [source])
 
 
+def _answers(results: Results, NAME: str, KIND: str) -> str:
+    return comparison_table.answers(compare_methods(results.runs(NAME)), KIND)
+
+
 def _forgetting(
     results: Results, NAME: str, ROW: str, KIND: str, *, at: str = "trained", level: str = ""
 ) -> str:
@@ -326,6 +330,7 @@ QUERIES: dict[str, Callable[..., str]] = {
     "robustness": _robustness,  # how much the choice of an option's value matters
     "gain": _gain,  # the mean over all values of an option less another method's
     "comparison": _comparison,  # of fine-tuning methods, or some of its rows
+    "answers": _answers,  # right answers beside the rise of an old loss, time and memory
     "forgetting": _forgetting,  # of a fine-tuning method on one kind of old text
     "relative": _relative,  # its gain, time or memory as a multiple of AdamW's
 }

@@ -11,6 +11,7 @@ from syngap.bench.errors import UserError
 from syngap.bench.finetuning.frontier import (
     LEVELS,
     as_trained,
+    best_answers,
     losses_at_best,
     relative_forgetting,
 )
@@ -26,6 +27,7 @@ from syngap.messages import count_of
 
 __all__ = [
     "SHORT",
+    "answers",
     "before_and_after",
     "cells",
     "columns",
@@ -137,6 +139,25 @@ def markdown(
     lines += [by_row[row] for row in rows or by_row]
     body = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([*body, "", *notes(found), *more]) + "\n"
+
+
+def answers(found: Comparison, kind: str) -> str:
+    """Return, as Markdown, right answers beside the rise of an old loss, time and memory.
+
+    These are the terms of peft's own comparison of methods. Weights are as trained.
+    """
+    _check_known(kind, found.old)
+    lines = [["", f"{found.task.exact} ↑", f"rise on {kind} ↓", "s", "GiB"]]
+    lines.append(["---", *["---:"] * 4])
+    for one in found.outcomes:
+        trials = [found.tried[one.family][seed] for seed in one.seeds]
+        ends = [best_answers(as_trained(each.points), each.start, kind) for each in trials]
+        right = [None if end is None else end[0] for end in ends]
+        rises = [None if end is None else end[1] for end in ends]
+        memory = f"{one.memory / _GIB:.1f}" if one.memory else "–"
+        texts = [one.label, _summary(right), _summary(rises), f"{one.seconds:.0f}", memory]
+        lines.append(texts)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def forgetting_of(
