@@ -105,6 +105,7 @@ def run(
     out: str | PathLike[str] | None = None,
     data: str | PathLike[str] | None = None,
     if_there: IfThere = "resume",
+    record: str | PathLike[str] | None = None,
     workers: int | None = None,
     engine: EngineName = "local",
     address: str | None = None,
@@ -123,6 +124,8 @@ def run(
         out: the folder for the runs; runs/NAME by default.
         data: the folder that data sets are in.
         if_there: what to do with earlier runs in `out`: "resume" them, "replace" or "refuse".
+        record: a folder that `syngap keep` wrote, with runs of the same experiment: those are put
+            into `out` and need not be done again.
         workers: runs at a time; None is as many as fit.
         engine: "local" uses processes of this machine, "ray" a cluster.
         address: of the Ray cluster.
@@ -149,6 +152,7 @@ def run(
             data=data_folder(data),
             if_there=if_there,
             device=execution.device(chosen),
+            record=None if record is None else Path(record),
         )
         for note in notes:
             execution.say(note)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from checkout import ROOT
 from refused import refused
 from runfolders import change_packed
 from tiny import called, run_inline, tree, written
@@ -21,9 +22,11 @@ from tiny import called, run_inline, tree, written
 from syngap.bench import cli
 from syngap.bench.runner import local as engine
 from syngap.bench.store.environment import environment, portable
-from syngap.bench.store.folder_reader import Run, read_runs
+from syngap.bench.store.folder_reader import Run, read_run, read_runs
 from syngap.bench.store.keep import keep
+from syngap.bench.store.packed import are_same
 from syngap.bench.store.records import alone_in
+from syngap.bench.store.restore import restore
 
 FILES = ["curves.jsonl.gz", "experiment.yaml", "runs.jsonl"]
 
@@ -450,3 +453,56 @@ def test_a_run_says_when_it_began_and_ended(runs: Path) -> None:
     for run in read_runs(runs):
         assert run.environment.started <= run.status.ended
         assert run.status.ended.endswith("+00:00")
+
+
+# Going on from a record ---------------------------------------------------------------------------
+
+
+def test_runs_of_a_record_are_not_done_again(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = here / "record"
+    keep(runs, record)
+    before = read_runs(record)
+    shutil.rmtree(runs)
+    command = ["run", next(here.glob("*.yaml")), "--methods", "er,syngap", "--seeds", "2..4"]
+    code, printed, said = called(capsys, *command, "--from", record)
+    assert code == 0
+    assert "4 of 6 runs recorded in" in said
+    assert not any(f"{run.path.name} " in said for run in before), "no recorded run is shown"
+    found = {run.path.name: run for run in read_runs(runs)}
+    assert all(are_same(run, found[run.path.name]) for run in before)
+    assert "SynGAP" in printed, "the table has recorded and new runs"
+    assert keep(runs, record).written == 3
+    assert [run.seed for run in read_runs(record)] == [2, 3, 4, 2, 3, 4]
+    again = called(capsys, *command, "--resume", "--from", record)
+    assert again[0] == 0
+    assert "6 of 6 runs already done" in again[2]
+
+
+def test_a_record_of_other_options_is_refused(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(runs, here / "record")
+    path = next(here.glob("*.yaml"))
+    command = ["run", path, "--methods", "er", "--out", here / "new", "--from", here / "record"]
+    code, _, said = called(capsys, *command, "--set", "methods.er.lr=0.01", "--seeds", "2")
+    assert code == 2
+    assert "method.lr was" in said
+    assert "leave out --from" in said
+    assert not (here / "new").exists()
+
+
+RESULTS = ROOT / "results"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.parent.name for path in RESULTS.glob("*/runs.jsonl")) or ["none"]
+)
+def test_a_recorded_run_is_the_same_after_it_is_restored(name: str, tmp_path: Path) -> None:
+    if not (RESULTS / name).is_dir():
+        pytest.skip("there are no results beside the tests")
+    done = [run for run in read_runs(RESULTS / name) if run.done]
+    for run in (done[0], done[-1]):
+        restore(run, tmp_path / run.path.name)
+        assert are_same(read_run(tmp_path / run.path.name), run)

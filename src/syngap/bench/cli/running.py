@@ -90,6 +90,14 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="continue the runs that are in the folder")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RECORD",
+            help="do not repeat runs that are in the folder that `syngap keep` wrote",
+        ),
+    ] = None,
     fresh: Fresh = False,
     engine: Engine = EngineChoice.local,
     address: Address = None,
@@ -114,6 +122,7 @@ def run(
             out=out,
             data=data,
             if_there=if_there,
+            record=record,
             engine=engine.value,
             address=address,
             log=names_in(log, "--log") or (),

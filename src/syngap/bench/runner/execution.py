@@ -88,13 +88,14 @@ class Execution:
 
     def run(self, plan: Plan) -> dict[str, str]:
         """Do the runs of a plan; return why those that failed did, by their names."""
-        if plan.done:
-            count = len(plan.done) + len(plan.jobs)
+        total = count_of(len(plan.done) + len(plan.jobs), "run")
+        if there := len(plan.done) - len(plan.recorded):
             self.say(
-                f"{len(plan.done)} of {count_of(count, 'run')} already done, in {plan.out}; "
-                "--fresh would run them again"
+                f"{there} of {total} already done, in {plan.out}; --fresh would run them again"
             )
-        if not plan.jobs:
+        if plan.recorded:
+            self.say(f"{len(plan.recorded)} of {total} recorded in {plan.recorded[0].path.parent}")
+        if not plan.jobs and not plan.recorded:
             with self._logged(plan):
                 return {}
         with self.begin(plan, plan.begin(self.say)):

@@ -28,11 +28,18 @@ from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import clean, make_folder, strays
 from syngap.bench.store.environment import resolve_device
-from syngap.bench.store.folder_reader import read_environment, read_status, read_yaml
+from syngap.bench.store.folder_reader import (
+    Run,
+    read_environment,
+    read_runs,
+    read_status,
+    read_yaml,
+)
 from syngap.bench.store.layout import CHECKPOINTS, CONFIG, EXPERIMENT, run_folders
 from syngap.bench.store.packed import is_packed
 from syngap.bench.store.records import alone_in, write_yaml
 from syngap.bench.store.removal import is_run_of, remove_run
+from syngap.bench.store.restore import restore
 
 __all__ = ["AnyJob", "Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 
@@ -54,6 +61,7 @@ class Plan:
         stale: folders of runs to remove first.
         others: folders that hold a config.yaml and no run of this experiment: they stay.
         notes: what the user should know before the runs.
+        recorded: runs of a record, which are written to their folders first: these are done too.
     """
 
     experiment: AnyExperiment
@@ -64,6 +72,7 @@ class Plan:
     stale: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    recorded: list[Run] = field(default_factory=list)
 
     @contextmanager
     def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
@@ -86,6 +95,8 @@ class Plan:
                 clean(self.out, within=self.out)
                 mapping = self.experiment.as_mapping()
                 write_yaml(self.out / EXPERIMENT, mapping, within=self.out)
+                for run in self.recorded:
+                    restore(run, self.out / run.path.name)
             yield
 
     @contextmanager
@@ -104,6 +115,7 @@ def make_plan(
     data: Path | None = None,
     if_there: IfThere = "refuse",
     device: str | None = None,
+    record: Path | None = None,
 ) -> Plan:
     """Return the plan, having checked all that can be checked before the first step.
 
@@ -116,6 +128,7 @@ def make_plan(
         if_there: what to do with earlier runs in `out`: refuse to begin, go on with them, or
             remove them first.
         device: what the runs will have, where they are done on other machines.
+        record: a folder of results with runs of the same experiment, which need not be done again.
     """
     if isinstance(experiment, Experiment):
         experiment = replace(experiment, search=None)  # no run depends on it
@@ -134,11 +147,31 @@ def make_plan(
                     f"{job.folder}: its config.yaml is not that of this run, and --fresh removes "
                     "runs alone; move the folder away, or give another --out"
                 )
-        return Plan(experiment, out, jobs, [], steps, stale, others, notes)
+        left, recorded = _without_recorded(jobs, record)
+        done = [job for job in jobs if job not in left]
+        return Plan(experiment, out, left, done, steps, stale, others, notes, recorded)
     merged = _merged(experiment, earlier, out) if earlier else experiment
     done = [job for job in jobs if is_done(job)]
-    left = [job for job in jobs if job not in done]
-    return Plan(merged, out, left, done, steps, notes=notes if left else [])
+    to_do = [job for job in jobs if job not in done]
+    left, recorded = _without_recorded(to_do, record)
+    done += [job for job in to_do if job not in left]
+    return Plan(merged, out, left, done, steps, notes=notes if left else [], recorded=recorded)
+
+
+def _without_recorded(jobs: list[AnyJob], record: Path | None) -> tuple[list[AnyJob], list[Run]]:
+    """Return the jobs that a record has no finished run of, and its runs of the others."""
+    if record is None:
+        return jobs, []
+    found = {run.path.name: run for run in read_runs(record) if run.done}
+    left = [job for job in jobs if job.name not in found]
+    recorded = []
+    for job in jobs:
+        if run := found.get(job.name):
+            before = _complete(job, run.config.as_mapping(), run.environment.device)
+            hint = "leave out --from, or give the record of this experiment"
+            check_equal(run.path, before, job.config.as_mapping(), hint)
+            recorded.append(run)
+    return left, recorded
 
 
 def jobs_of(
@@ -230,7 +263,8 @@ def is_done(job: AnyJob) -> bool:
     _check_ours(job.folder)
     if not path.is_file():
         return False
-    check_equal(path, _recorded_config(job), job.config.as_mapping())
+    before = _complete(job, read_yaml(path), read_environment(job.folder).device)
+    check_equal(path, before, job.config.as_mapping())
     return read_status(job.folder).state == "done"
 
 
@@ -249,24 +283,25 @@ def _check_ours(folder: Path) -> None:
             raise UserError(f"{path}: is neither a file nor a folder")
 
 
-def _recorded_config(job: AnyJob) -> dict[str, Any]:
-    """Return what config.yaml says, as this version would have written it."""
+def _complete(job: AnyJob, before: dict[str, Any], ran_on: str | None) -> dict[str, Any]:
+    """Return the configuration of an earlier run as this version would have written it."""
     if isinstance(job, FinetuningJob):
-        return job.config.complete(read_yaml(job.folder / CONFIG))
-    before = complete_run(read_yaml(job.folder / CONFIG), job.config)
-    training, now = before.get("training"), job.config.training
+        return job.config.complete(before)
+    found = complete_run(before, job.config)
+    training, now = found.get("training"), job.config.training
     if isinstance(training, dict) and training["device"] == "auto" != now.device:
         # The first runs did not say what it stood for; what they ran on, they did.
-        on = "cpu" if read_environment(job.folder).device == "cpu" else "cuda"
-        before["training"] = {**training, "device": on}
-    return before
+        return {**found, "training": {**training, "device": "cpu" if ran_on == "cpu" else "cuda"}}
+    return found
 
 
-def check_equal(path: Path, before: Any, now: Any) -> None:
+def check_equal(
+    path: Path, before: Any, now: Any, hint: str = "give another --out, or --fresh"
+) -> None:
     """Refuse to go on where what `path` says is not what is asked for now."""
     before, now = json.loads(json.dumps([before, now]))  # lists and tuples are the same in a file
     if before != now:
-        raise UserError(f"{path}: {_difference(before, now)}; give another --out, or --fresh")
+        raise UserError(f"{path}: {_difference(before, now)}; {hint}")
 
 
 def _difference(before: Any, now: Any, path: str = "") -> str:
