@@ -311,7 +311,8 @@ def write_gemma_tokenizer(folder: Path) -> None:
     if count != GEMMA_TOKENS:
         raise SystemExit(
             f"Gemma's tokenizer makes {count} tokens of 20,000 characters of WikiText-2, "
-            f"expected {GEMMA_TOKENS}: this version of transformers reads it wrongly, 5.22.2 does not"
+            f"expected {GEMMA_TOKENS}: this version of transformers reads it wrongly, "
+            "5.22.2 does not"
         )
     write_tokenizer(tokenizer, target)
 

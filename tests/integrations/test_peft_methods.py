@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import struct
 import sys
@@ -21,7 +22,7 @@ from syngap.bench.finetuning.language_setting import LanguageSetting
 from syngap.bench.finetuning.loop import interpolate
 from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.models import causal_lm as module
-from syngap.bench.finetuning.models.causal_lm import causal_lm
+from syngap.bench.finetuning.models.causal_lm import causal_lm, write_tokenizer
 from syngap.bench.finetuning.models.encoder import sentence_encoder
 from syngap.bench.finetuning.models.language_model import share_nothing
 from syngap.bench.finetuning.setting import Anchors, Batch
@@ -83,6 +84,22 @@ def test_adapters_go_on_bit_for_bit(name: str) -> None:
 def test_corda_refuses_a_rank_that_no_weight_has() -> None:
     with pytest.raises(UserError, match="rank: got 32, and the smallest side of a weight is 8"):
         methods.registry.get("corda")(setting())
+
+
+def test_corda_looks_at_so_many_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, rows = setting(), 0
+    predict = type(of).predict
+
+    def counted(self: LanguageSetting, model: torch.nn.Module, inputs: torch.Tensor) -> Any:
+        nonlocal rows
+        rows += len(inputs)
+        return predict(self, model, inputs)
+
+    monkeypatch.setattr(type(of), "predict", counted)
+    for samples, looked in ((2, 2), (256, len(of.anchors))):
+        rows = 0
+        methods.registry.get("corda")(of, rank=2, samples=samples)
+        assert rows == looked
 
 
 # Models of transformers ---------------------------------------------------------------------------
@@ -162,6 +179,57 @@ def test_a_gguf_file_is_read_and_a_long_text_tokenized_once_for_all_runs(
     assert [place == folder for place in reads] == [True, False, False]
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / "shared").iterdir())
     assert names == ["model", "tokens"]
+
+
+@pytest.mark.parametrize("gguf", [None, "llama.gguf"])
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_nothing_is_downloaded_and_a_tokenizer_beside_a_gguf_file_is_read_as_it_is(
+    folder: Path,
+    tmp_path: Path,
+    gguf: str | None,
+    has_tokenizer: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import transformers
+
+    pytest.importorskip("gguf")
+    kind = transformers.PreTrainedTokenizerFast
+    theirs = kind.from_pretrained(folder)
+    theirs.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    if has_tokenizer:
+        write_tokenizer(theirs, tmp_path)
+        config = tmp_path / "tokenizer_config.json"  # a class that would make parts of it anew
+        named = json.loads(config.read_text()) | {"tokenizer_class": "GemmaTokenizer"}
+        config.write_text(json.dumps(named))
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def noted(name: str, read: Any) -> Any:
+        def from_pretrained(place: Path, **options: Any) -> Any:
+            assert place == tmp_path
+            calls.append((name, options))
+            return read()
+
+        return from_pretrained
+
+    read_fast = kind.from_pretrained
+    for name, read in (
+        ("AutoTokenizer", lambda: theirs),
+        ("PreTrainedTokenizerFast", lambda: read_fast(tmp_path)),
+        ("AutoModelForCausalLM", lambda: None),
+    ):
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained", noted(name, read))
+    found, _ = module._read(tmp_path, gguf)
+    assert [name for name, _ in calls] == [
+        "PreTrainedTokenizerFast" if gguf and has_tokenizer else "AutoTokenizer",
+        "AutoModelForCausalLM",
+    ]
+    assert all(options["local_files_only"] for _, options in calls)
+    assert calls[-1][1].get("gguf_file") == gguf
+    text = "a b<|user|>\nc<s>"
+    assert found.bos_token_id == theirs.bos_token_id == 0
+    assert found.encode(text, add_special_tokens=False) == theirs.encode(
+        text, add_special_tokens=False
+    )
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

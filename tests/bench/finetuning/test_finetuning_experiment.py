@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import html
 import json
 import os
 import re
-from collections.abc import Iterator
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from finetuned import EXPERIMENT, point, setting
+from finetuned import EXPERIMENT, encoder_setting, point, setting
 from runfolders import write_experiment
 from tiny import called
+from torch import Tensor, nn
 
 from syngap.bench import api
 from syngap.bench.config.component import Component
@@ -26,12 +30,12 @@ from syngap.bench.config.experiment import shipped
 from syngap.bench.config.finetuning import FinetuningExperiment, parse_experiment
 from syngap.bench.doctor import findings
 from syngap.bench.errors import UserError
-from syngap.bench.finetuning import models
+from syngap.bench.finetuning import language_setting, loop, methods, models
 from syngap.bench.finetuning.frontier import LEVELS
-from syngap.bench.finetuning.loop import interpolate
+from syngap.bench.finetuning.loop import interpolate, train
 from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
-from syngap.bench.finetuning.setting import Batch
+from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.finetuning.texts import Question
 from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.finetuning.comparison import compare_methods
@@ -55,6 +59,8 @@ from syngap.bench.store.folder_reader import read_run, read_runs
 from syngap.bench.store.folder_writer import FolderJournal
 from syngap.bench.store.keep import keep
 from syngap.bench.store.outcome import Environment, RecordedConfig, Run, Status
+from syngap.bench.training.checkpoint import pack, unpack
+from syngap.optim.checks import is_compiled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,6 +87,37 @@ def run_all(out: Path, of: FinetuningExperiment) -> None:
 def losses(run: Run) -> list[tuple[Any, ...]]:
     """All of a run's points but for the time that it took."""
     return [(p.step, p.share, p.new, dict(p.old)) for p in run.points]
+
+
+# torch.compile hides this one while it looks at tensors, which does not help where it is an error.
+compiles = pytest.mark.filterwarnings("default:The .grad attribute of a Tensor")
+
+
+class Compiler:
+    """In place of torch.compile's own, which takes a minute: runs the operations one by one."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.on_graph: Callable[[], None] = lambda: None
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        self.on_graph()
+        return graph.forward
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    found, compile_module = Compiler(), nn.Module.compile
+
+    def compile_cheaply(module: nn.Module, **options: Any) -> None:
+        compile_module(module, **options, backend=found)
+
+    monkeypatch.setattr(nn.Module, "compile", compile_cheaply)
+    monkeypatch.setenv("CXX", sys.executable)
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")
@@ -192,12 +229,17 @@ class Killed(BaseException):
     """What a kill looks like from within."""
 
 
-@pytest.mark.parametrize("name", ["adamw", "protect"])
+@compiles
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("adamw", False), ("adamw", True), ("protect", False)]
+)
 @pytest.mark.parametrize("survives", [1, 3])
 def test_a_killed_run_resumes_to_the_same_bits(
-    name: str, survives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, compiled: bool, survives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = experiment(methods={name: {}})
+    training = {**EXPERIMENT["training"], "compiled": compiled}
+    of = experiment(methods={name: {}}, training=training)
     run_all(tmp_path / "whole", of)
     with monkeypatch.context() as patched:
         advance = FolderJournal.advance
@@ -235,6 +277,213 @@ def test_rows_and_seeds_that_are_added_join_those_that_are_there(ran: Path, tmp_
     other = experiment(training={**EXPERIMENT["training"], "steps": 5})
     with pytest.raises(UserError, match=r"training\.steps was 4 there and is 5 now"):
         make_plan(other, ran, if_there="resume")
+
+
+# Compiled runs ------------------------------------------------------------------------------------
+
+
+class Notes:
+    """A journal in memory; a kill comes after each step that is named, when its state is kept."""
+
+    def __init__(self, kills: Collection[int] = ()) -> None:
+        self.kills = set(kills)
+        self.points: list[Point] = []
+        self.state: bytes | None = None
+
+    def load(self) -> dict[str, Any] | None:
+        return None if self.state is None else unpack(self.state)
+
+    def record_point(self, point: Point) -> None:
+        self.points.append(point)
+
+    def advance(self, step: int) -> bool:
+        return True
+
+    def save(self, state: dict[str, Any]) -> None:
+        self.state = pack(state)
+        if state["step"] in self.kills:
+            self.kills.discard(state["step"])
+            raise Killed
+
+
+def tune(
+    of: Setting, kind: Callable[[Setting], Method], notes: Notes, *, steps: int = 4, **options: Any
+) -> float:
+    options = {"compiled": True, "evaluations": steps, **options}
+    return train(
+        of, lambda: kind(of), notes, steps=steps, batch=4, warmup=2, shares=(1.0, 0.5), **options
+    )
+
+
+@compiles
+@pytest.mark.parametrize("make", [setting, encoder_setting])
+@pytest.mark.parametrize("name", ["adamw", "kl", "protect", "freeze"])
+def test_a_compiled_run_ends_where_a_plain_one_does(
+    make: Callable[[], Setting], name: str, compiler: Compiler
+) -> None:
+    plain, compiled = Notes(), Notes()
+    tune(make(), methods.registry.get(name), plain, compiled=False)
+    assert not compiler.graphs
+    tune(make(), methods.registry.get(name), compiled)
+    assert compiler.graphs
+    for one, other in zip(compiled.points, plain.points, strict=True):
+        assert one.new == pytest.approx(other.new, rel=1e-5)
+        for kind, loss in other.old.items():
+            assert one.old[kind] == pytest.approx(loss, rel=1e-5, abs=1e-6)
+
+
+@compiles
+@pytest.mark.usefixtures("compiler")
+def test_all_models_of_a_method_are_compiled_and_the_start_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = setting()
+    predict = type(of).predict
+    seen: dict[int, tuple[nn.Module, bool]] = {}
+
+    def noted(self: Any, model: nn.Module, inputs: Tensor) -> Tensor:
+        seen[id(model)] = model, any(map(is_compiled, model.modules()))
+        return predict(self, model, inputs)
+
+    monkeypatch.setattr(type(of), "predict", noted)
+    monkeypatch.setattr(loop, "_warm_up", lambda *_: None)
+    tune(of, methods.registry.get("kl"), Notes(), evaluations=1)
+    assert seen.pop(id(of.start)) == (of.start, False)
+    assert [compiled for _, compiled in seen.values()] == [True] * 3  # with the one evaluated
+
+
+class Growing(Method):
+    """Each step has another number of rows from some step on, so that blocks are compiled again."""
+
+    first = 5
+
+    def loss(self, batch: Batch) -> Tensor:
+        (windows,) = batch
+        more = max(0, self.steps + 2 - self.first)
+        return super().loss((windows.repeat(1 + more, 1),))
+
+
+@pytest.fixture
+def slow_compiler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second, and to compile takes 100."""
+    now, step = [0.0], Method.step
+
+    def timed(self: Method, *args: Any) -> None:
+        step(self, *args)
+        now[0] += 1.0
+
+    def advance() -> None:
+        now[0] += 100.0
+
+    compiler.on_graph = advance
+    monkeypatch.setattr(Method, "step", timed)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+
+@compiles
+@pytest.mark.parametrize("kills", [(), (1,), (2, 3), (5,)])
+@pytest.mark.usefixtures("slow_compiler")
+def test_to_compile_takes_no_seconds_whenever_it_happens(kills: tuple[int, ...]) -> None:
+    of, notes = setting(), Notes(kills)
+    for _ in kills:
+        torch._dynamo.reset()  # as in another process
+        with pytest.raises(Killed):
+            tune(of, Growing, notes, steps=9)
+    torch._dynamo.reset()
+    seconds = tune(of, Growing, notes, steps=9)
+    assert seconds == 9
+    plain = 3 if 1 in kills else 2  # the first step that did not compile
+    assert {p.step: p.seconds for p in notes.points if p.step >= plain} == {
+        number: float(number) for number in range(plain, 10)
+    }
+
+
+@compiles
+@pytest.mark.usefixtures("slow_compiler")
+def test_where_all_steps_compile_they_count_as_long_as_they_took() -> None:
+    assert tune(setting(), Method, Notes(), steps=1) == 101
+    assert tune(setting(), Method, Notes(), steps=1) == 1  # it is compiled already
+
+
+@compiles
+def test_many_kinds_of_blocks_are_all_compiled_and_limits_are_as_before(compiler: Compiler) -> None:
+    limits = torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit
+    kinds = 2 * limits[0]
+
+    class Many(Growing):
+        first = 1
+
+    tune(setting(), Many, Notes(), steps=kinds, evaluations=1)
+    assert compiler.graphs >= kinds
+    assert limits == (
+        torch._dynamo.config.recompile_limit,
+        torch._dynamo.config.accumulated_recompile_limit,
+    )
+
+
+@compiles
+@pytest.mark.usefixtures("compiler")
+def test_a_model_that_was_evaluated_takes_no_memory_in_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of, step, alive = setting(), Method.step, []
+    evaluate, seen = type(of).evaluate, []
+
+    def noted(self: Any, model: nn.Module) -> Any:
+        if model is not of.start:
+            seen.extend(map(weakref.ref, model.parameters()))
+        return evaluate(self, model)
+
+    def counted(self: Method, *args: Any) -> None:
+        alive.append(sum(param() is not None for param in seen))
+        step(self, *args)
+
+    monkeypatch.setattr(type(of), "evaluate", noted)
+    monkeypatch.setattr(Method, "step", counted)
+    gc.disable()  # which may happen to free them in time
+    try:
+        tune(of, Method, Notes())
+    finally:
+        gc.enable()
+    assert len(seen) == 8 * len(list(of.start.parameters()))
+    assert alive == [0] * 5
+
+
+def test_without_a_compiler_a_compiled_run_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = experiment(training={**EXPERIMENT["training"], "compiled": True})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(
+        UserError, match=r"training\.compiled: .*C\+\+ compiler \(no-such-compiler\)"
+    ):
+        make_plan(of, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    make_plan(experiment(), tmp_path / "out")
+
+
+def test_a_run_that_is_older_than_the_option_was_not_compiled() -> None:
+    run = experiment().runs()[0]
+    recorded = run.as_mapping()
+    assert isinstance(recorded["training"], dict)
+    del recorded["training"]["compiled"]
+    assert run.complete(recorded) == run.as_mapping()
+
+
+# Evaluation ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("logits", [1, 20_000, 1 << 40])
+def test_a_mean_is_the_same_however_many_softmaxes_are_taken_at_a_time(
+    logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = setting()
+    monkeypatch.setattr(language_setting, "_SOFTMAX", logits)
+    found = of.evaluate(of.start)
+    for kind, halves in {**found.old, of._making.source.new: found.new}.items():
+        for half, windows in zip(halves, of.tests[kind], strict=True):
+            told = [float(of.loss(of.start, (window[None],)).detach()) for window in windows]
+            assert half == pytest.approx(sum(told) / len(told), rel=1e-5)
 
 
 class Alphabet(torch.nn.Module):

@@ -78,7 +78,8 @@ class FinetuningTraining:
         precision: "fp32", or "bf16" for the forward pass.
         threads: CPU threads of a run, on which its last bits depend.
         deterministic: on a GPU, take kernels that add in the same order each time.
-        compiled: let torch.compile compile the blocks of the model.
+        compiled: let torch.compile compile the blocks of the model, for each shape by itself:
+            batches of encoders have many.
         checkpoint_seconds: at least so long between checkpoints.
     """
 

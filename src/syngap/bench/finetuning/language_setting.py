@@ -221,7 +221,8 @@ class LanguageSetting(Setting):
         for part in torch.split(windows, count):
             logits = self.predict(model, part[:, :-1])
             rows = max(1, _SOFTMAX // logits[0].numel())
-            for some, tokens in zip(logits.split(rows), part[:, 1:].split(rows), strict=True):
+            pieces = (torch.split(each, rows) for each in (logits, part[:, 1:]))
+            for some, tokens in zip(*pieces, strict=True):
                 mean = cross_entropy(some.float().flatten(0, 1), tokens.flatten())
                 losses.append(len(some) * mean)
         return float(torch.stack(losses).sum()) / len(windows)

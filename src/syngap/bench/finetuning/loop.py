@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from syngap.bench.finetuning.methods import Method
-from syngap.bench.finetuning.methods.freeze import blocks_of
 from syngap.bench.finetuning.point import Point
 from syngap.bench.finetuning.setting import Setting
+from syngap.protection.recomputed import blocks_of
 
 __all__ = ["Journal", "memory_of_graphs", "train"]
 
-_COMPILING = 3  # first steps of a run, in which torch.compile still compiles
-_KINDS = 64  # of blocks that a process compiles: methods change them in different ways
+_KINDS = 4096  # of blocks that a process compiles: of many shapes, and changed by many methods
 
 
 class Journal(Protocol):
@@ -41,32 +41,52 @@ class Journal(Protocol):
 class Clock:
     """Adds up the time spent inside `with clock:`, and the largest memory of a GPU there.
 
-    What is in that memory when the clock is made, the start and the data, does not count.
+    What is in that memory when the clock is made, the start and the data, does not count. Nor does
+    a step in which torch.compile compiles: that takes time and memory once, however long the run.
 
     Attributes:
         seconds: the time, added up.
-        last: the time of the last `with clock:`.
         memory: the largest memory, in bytes.
+        compiling: how many steps did not count, and how long they took.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.memory = device, 0.0, 0
-        self.last = self._began = 0.0
+        self.compiling = 0, 0.0
+        self._began, self._compiles = 0.0, False
         self._before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
     def __enter__(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
-        self._began = time.monotonic()
+        self._began, self._compiles = time.monotonic(), False
 
     def __exit__(self, *_: object) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        took = time.monotonic() - self._began
+        if self._compiles:
+            steps, seconds = self.compiling
+            self.compiling = steps + 1, seconds + took
+            return
+        self.seconds += took
+        if self.device.type == "cuda":
             largest = torch.cuda.max_memory_allocated(self.device) + memory_of_graphs(self.device)
             self.memory = max(self.memory, largest - self._before)
-        self.last = time.monotonic() - self._began
-        self.seconds += self.last
+
+    def note_compilation(self, *_: object) -> None:
+        """Take note that torch.compile compiles."""
+        self._compiles = True
+
+    def seconds_at(self, step: int, setup: float) -> float:
+        """Return the seconds up to a step; one that compiled counts as long as the others' mean.
+
+        Where all steps compiled, they count as long as they took.
+        """
+        steps, seconds = self.compiling
+        others = step - steps
+        return self.seconds + (steps * (self.seconds - setup) / others if others else seconds)
 
 
 def memory_of_graphs(device: torch.device) -> int:
@@ -108,13 +128,14 @@ def train(
         warmup: steps in which the rate rises.
         evaluations: how many, evenly spread over the steps.
         shares: of the way from the start to the trained weights, at which it is evaluated.
-        compiled: whether torch.compile compiles the model's blocks. To compile does not count:
-            the first steps are taken to last as long as the next one.
+        compiled: whether torch.compile compiles the model's blocks. A step in which it does
+            counts as long as the mean of the others.
 
     Returns:
         The seconds of set-up and training.
     """
     state = journal.load()
+    gc.collect()  # what was compiled for an earlier run is in cycles
     _warm_up(setting, batch)
     clock = Clock(setting.device)
     with clock:
@@ -129,7 +150,7 @@ def train(
             share,
             found.new,
             found.old,
-            round(clock.seconds, 3),
+            round(clock.seconds_at(step, setup), 3),
             round(setup, 3),
             clock.memory,
             found.exact,
@@ -143,34 +164,36 @@ def train(
         done, setup = state["step"], state["setup"]
         clock.seconds, clock.memory = state["seconds"], state["memory"]
         method.load_state_dict(state["method"])
-    untimed = range(done + 1, done + 1 + _COMPILING * compiled)
-    if compiled:
-        _compile_blocks(method.model)
+        clock.compiling = state.get("compiling", clock.compiling)
+    if compiled:  # a method may have other models beside the one that it trains
+        _compile_blocks(*(each for each in vars(method).values() if isinstance(each, nn.Module)))
     looks = {round(steps * look / evaluations) for look in range(1, evaluations + 1)} - {0}
-    for step in range(done + 1, steps + 1):
-        with nullcontext() if step in untimed else clock:
-            method.step(setting.batch(batch, f"batch {step}"), min(1.0, step / max(1, warmup)))
-        if step == untimed.stop:
-            clock.seconds += len(untimed) * clock.last
-        if step in looks:
-            trained, evaluated = method.weights(), copy.deepcopy(setting.start)
-            if compiled:
-                _compile_blocks(evaluated)
-            for share in shares:
-                interpolate(evaluated, setting.start, trained, share, setting.new_parameters)
-                journal.record_point(measure(step, share, evaluated))
-            del trained, evaluated  # so that they do not count as the method's memory
-        if journal.advance(step) and step < steps:
-            journal.save(
-                {
-                    "step": step,
-                    "setup": setup,
-                    "seconds": clock.seconds,
-                    "memory": clock.memory,
-                    "method": method.state_dict(),
-                }
-            )
-    return clock.seconds
+    with _compiling(clock) if compiled else nullcontext():
+        for step in range(done + 1, steps + 1):
+            with clock:
+                method.step(setting.batch(batch, f"batch {step}"), min(1.0, step / max(1, warmup)))
+            if step in looks:
+                trained, evaluated = method.weights(), copy.deepcopy(setting.start)
+                if compiled:
+                    _compile_blocks(evaluated)
+                for share in shares:
+                    interpolate(evaluated, setting.start, trained, share, setting.new_parameters)
+                    journal.record_point(measure(step, share, evaluated))
+                del trained, evaluated  # so that they do not count as the method's memory
+                if compiled:
+                    gc.collect()  # a module that is compiled where it is holds itself
+            if journal.advance(step) and step < steps:
+                journal.save(
+                    {
+                        "step": step,
+                        "setup": setup,
+                        "seconds": clock.seconds,
+                        "compiling": clock.compiling,
+                        "memory": clock.memory,
+                        "method": method.state_dict(),
+                    }
+                )
+    return clock.seconds_at(steps, setup)
 
 
 def _warm_up(setting: Setting, batch: int) -> None:
@@ -178,11 +201,31 @@ def _warm_up(setting: Setting, batch: int) -> None:
     Method(setting).step(setting.batch(batch, "warm-up"))
 
 
-def _compile_blocks(model: nn.Module) -> None:
-    """Compile each block where it is; blocks of one kind are compiled once for all of them."""
-    torch._dynamo.config.recompile_limit = max(_KINDS, torch._dynamo.config.recompile_limit)
-    for block in blocks_of(model):
-        block.compile(dynamic=False)
+def _compile_blocks(*models: nn.Module) -> None:
+    """Compile each block where it is; blocks of one kind are compiled once for all of them.
+
+    For one shape at a time: what is compiled for many depends on which one comes first, and so
+    would the bits of a run that is resumed.
+    """
+    for model in models:
+        for block in blocks_of(model) or [model]:
+            block.compile(dynamic=False)
+
+
+@contextmanager
+def _compiling(clock: Clock) -> Iterator[None]:
+    """Tell the clock when torch.compile compiles, and let it compile as many kinds as there are.
+
+    With more than `recompile_limit`, blocks would run as they are, without a word.
+    """
+    callbacks = torch._dynamo.callback.callback_handler
+    limits = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), _KINDS)
+    callbacks.register_start_callback(clock.note_compilation)
+    try:
+        with torch._dynamo.config.patch(limits):
+            yield
+    finally:
+        callbacks.remove_start_callback(clock.note_compilation)
 
 
 @torch.no_grad()

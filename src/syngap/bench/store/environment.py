@@ -6,10 +6,12 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import torch
@@ -25,6 +27,7 @@ __all__ = [
     "now",
     "portable",
     "processor",
+    "require_compiler",
     "resolve_device",
 ]
 
@@ -47,6 +50,21 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError('training.device: got "cuda", but torch finds no GPU here; "auto" or "cpu"')
     return torch.device(name)
+
+
+def require_compiler(device: torch.device) -> None:
+    """Refuse, by a UserError, where torch.compile has nothing to compile with."""
+    if device.type == "cuda":
+        needed, is_there = "the package triton", find_spec("triton") is not None
+    else:
+        usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+        name = os.environ.get("CXX") or usual
+        needed, is_there = f"a C++ compiler ({name})", shutil.which(name) is not None
+    if not is_there:
+        raise UserError(
+            f"training.compiled: got true, and torch.compile needs {needed}, which is not here; "
+            "install it, or --set training.compiled=false"
+        )
 
 
 @contextmanager

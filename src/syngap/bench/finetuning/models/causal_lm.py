@@ -82,12 +82,14 @@ def _load(making: Making[Texts], place: Path, gguf: str | None) -> tuple[Any, An
 
 def _read(place: Path, gguf: str | None = None) -> tuple[Any, Any]:
     """Return the tokenizer and the model in a folder, or in a GGUF file of it."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
     options: dict[str, Any] = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
-    has_tokenizer = (place / "tokenizer.json").is_file()
     with _parsed_once(gguf):
-        tokenizer = AutoTokenizer.from_pretrained(place, **({} if has_tokenizer else options))
+        if gguf and (place / "tokenizer.json").is_file():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(place, local_files_only=True)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
         model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
     return tokenizer, model
 
@@ -103,9 +105,10 @@ def _write(place: Path, gguf: str, folder: Path) -> None:
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer so that it is read as it is.
+    """Write how a tokenizer encodes, and its special tokens, so that it is read as it is.
 
     Classes for one kind of model, such as that of Gemma, make some parts anew when they are read.
+    What encoding plain text does not need, such as a template for chats, is not written.
     """
     from transformers import PreTrainedTokenizerFast
 
