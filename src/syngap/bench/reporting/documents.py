@@ -190,8 +190,10 @@ def _comparison(results: Results, NAME: str, *, rows: str = "") -> str:
     return comparison_table.markdown(found, rows.split(",") if rows else None, [source])
 
 
-def _answers(results: Results, NAME: str, KIND: str) -> str:
-    return comparison_table.answers(compare_methods(results.runs(NAME)), KIND)
+def _answers(
+    results: Results, NAME: str, KIND: str, *, row: str = "", measure: str = "exact"
+) -> str:
+    return comparison_table.answers(compare_methods(results.runs(NAME)), KIND, row, measure)
 
 
 def _forgetting(

@@ -141,23 +141,37 @@ def markdown(
     return "\n".join([*body, "", *notes(found), *more]) + "\n"
 
 
-def answers(found: Comparison, kind: str) -> str:
-    """Return, as Markdown, right answers beside the rise of an old loss, time and memory.
+def answers(found: Comparison, kind: str, row: str = "", measure: str = "") -> str:
+    """Return right answers beside the rise of an old loss, time and memory, of weights as trained.
 
-    These are the terms of peft's own comparison of methods. Weights are as trained.
+    These are the terms of peft's own comparison of methods.
+
+    Args:
+        found: the comparison.
+        kind: of old data.
+        row: a method, whose `measure` is returned in place of the whole table.
+        measure: "exact", "rise", "s" or "GiB".
     """
     _check_known(kind, found.old)
+    measures = ("exact", "rise", "s", "GiB")
+    by_row = {one.family: _answers_of(one, found, kind) for one in found.outcomes}
+    if row:
+        _check_known(row, by_row)
+        _check_known(measure, measures)
+        return by_row[row][measures.index(measure)]
     lines = [["", f"{found.task.exact} ↑", f"rise on {kind} ↓", "s", "GiB"]]
-    lines.append(["---", *["---:"] * 4])
-    for one in found.outcomes:
-        trials = [found.tried[one.family][seed] for seed in one.seeds]
-        ends = [best_answers(as_trained(each.points), each.start, kind) for each in trials]
-        right = [None if end is None else end[0] for end in ends]
-        rises = [None if end is None else end[1] for end in ends]
-        memory = f"{one.memory / _GIB:.1f}" if one.memory else "–"
-        texts = [one.label, _summary(right), _summary(rises), f"{one.seconds:.0f}", memory]
-        lines.append(texts)
+    lines.append(["---", *["---:"] * len(measures)])
+    lines += [[one.label, *by_row[one.family]] for one in found.outcomes]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _answers_of(one: Outcome, found: Comparison, kind: str) -> list[str]:
+    trials = [found.tried[one.family][seed] for seed in one.seeds]
+    ends = [best_answers(as_trained(each.points), each.start, kind) for each in trials]
+    right = [None if end is None else end[0] for end in ends]
+    rises = [None if end is None else end[1] for end in ends]
+    memory = f"{one.memory / _GIB:.1f}" if one.memory else "–"
+    return [_summary(right), _summary(rises), f"{one.seconds:.0f}", memory]
 
 
 def forgetting_of(
