@@ -61,7 +61,8 @@ def measure(case: Case) -> list[list[str]]:
     source = torch.ones(COPIED // 8, device=DEVICE)
     target = torch.empty_like(source)
     out = torch.empty_like(matrix)
-    loops = {case.name: ours(case, "er"), "compiled": ours(case, "er", compiled=True)}
+    compiled = f"{case.name}, compiled"
+    loops = {case.name: ours(case, "er"), compiled: ours(case, "er", compiled=True)}
     turns = {name: timed(loop) for name, loop in loops.items()} | {
         "product": timed(lambda: torch.mm(matrix, matrix, out=out)),
         "copy": timed(lambda: torch.mul(source, 1.0, out=target)),
@@ -80,7 +81,7 @@ def measure(case: Case) -> list[list[str]]:
     rows = []
     for name, loop in loops.items():
         step = found[name] / case.steps
-        compiling = f"{loop.learner.compiling:.1f}" if name == "compiled" else ""
+        compiling = f"{loop.learner.compiling:.1f}" if name == compiled else ""
         times = f"{step / max(products, memory):.2f}"
         rows.append([name, f"{1e3 * step:.3g}", *bounds, times, compiling])
     return rows

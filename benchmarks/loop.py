@@ -4,10 +4,11 @@ No augmentation. On a CPU one thread, in seconds of its CPU; with `cuda` as argu
 bfloat16 and channels last, by the clock. "Plain PyTorch" is everything that ER needs in thirty
 lines: samples in one tensor (on the GPU, where there is one), a reservoir drawn from and written to
 a batch at a time, one forward and backward pass. Its compiled version has forward pass and loss
-under torch.compile. Avalanche 0.6 needs an environment of its own: `AVALANCHE=python make bench`
-has it in the same turns, in float32 also on a GPU, as its users have it. Its samples are scaled
-beforehand, which spares it part of the work. "syngap, syngap" refreshes importance at every step,
-as the paper has it; each 16th is the default, and that of "directions" too.
+under torch.compile; "syngap, er, compiled" is `compiled: true`. Avalanche 0.6 needs an environment
+of its own: `AVALANCHE=python make bench` has it in the same turns, in float32 also on a GPU, as its
+users have it. Its samples are scaled beforehand, which spares it part of the work. "syngap, syngap"
+refreshes importance at every step, as the paper has it; each 16th is the default, and that of
+"directions" too.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def plain(case: Case, compiled: bool = False, channels_last: bool = GPU) -> Turn
 
 @dataclass
 class Ours:
-    """What `syngap run` does between two evaluations; a call is a turn, the first goes on until
-    all is compiled.
+    """What `syngap run` does between two evaluations, a turn a call.
+
+    The first turn goes on until all is compiled.
     """
 
     learner: Learner

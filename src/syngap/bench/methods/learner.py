@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -106,7 +107,7 @@ class Learner:
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return float32 logits of samples that `augment` returned, in training mode."""
-        return self._forward(inputs, self.model, self._compiler)
+        return self._forward(inputs, self._fast(self.model))
 
     def forward_average(self, inputs: Tensor) -> Tensor:
         """Return the averaged network's logits of such samples: evaluation mode, no gradient."""
@@ -116,7 +117,7 @@ class Learner:
     @torch.no_grad()
     def forward_without_gradient(self, inputs: Tensor, model: nn.Module) -> Tensor:
         """Return another network's logits of such samples, in the mode that it is in."""
-        return self._forward(inputs, model, self._compiler)
+        return self._forward(inputs, self._fast(model))
 
     @property
     def compiling(self) -> float:
@@ -214,12 +215,15 @@ class Learner:
         if self._compiler is not None:
             self._compiler.load_state_dict(state["compiler"])
 
-    def _forward(self, x: Tensor, model: nn.Module, compiler: _Compiler | None = None) -> Tensor:
+    def _fast(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return model if self._compiler is None else partial(self._compiler, model)
+
+    def _forward(self, x: Tensor, model: Callable[[Tensor], Tensor]) -> Tensor:
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         low = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
-            logits: Tensor = model(x) if compiler is None else compiler(model, x)
+            logits = model(x)
         return logits.float()
 
 
@@ -288,7 +292,7 @@ class _Compiler:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
             raise UserError(
                 f"training.compiled: torch.compile cannot compile the network ({reason}); "
                 "leave compiled false"
