@@ -4,7 +4,8 @@
 product. "Memory": each layer's output written and read once, its gradient too, weights read twice,
 their gradients written and read, weights written, at the speed of a large copy; who fuses layers
 can do with less. Both speeds are measured in the same turns. On a CPU one thread in seconds of its
-CPU; with `cuda` as argument on a GPU, in bfloat16, captured, by the clock.
+CPU; with `cuda` as argument on a GPU, in bfloat16, captured, by the clock. "Compiled" is a step
+with `compiled: true`; "compiling, s" is what the compiler took before, less where a cache helped.
 
 On a CPU further tables have the operations that take most of a step of ER and of SynGAP.
 """
@@ -53,31 +54,37 @@ def work(case: Case) -> tuple[float, float]:
     return counter.get_total_flops(), 4 * written + 5 * weights
 
 
-def measure(case: Case) -> list[str]:
+def measure(case: Case) -> list[list[str]]:
+    """Return a row for the step as it is by default, and one for the compiled step."""
     flop, moved = work(case)
     matrix = torch.randn(SIDE, SIDE, device=DEVICE, dtype=DTYPE)
     source = torch.ones(COPIED // 8, device=DEVICE)
     target = torch.empty_like(source)
     out = torch.empty_like(matrix)
-    turns = {
-        "step": timed(ours(case, "er")),
+    compiled = f"{case.name}, compiled"
+    loops = {case.name: ours(case, "er"), compiled: ours(case, "er", compiled=True)}
+    turns = {name: timed(loop) for name, loop in loops.items()} | {
         "product": timed(lambda: torch.mm(matrix, matrix, out=out)),
         "copy": timed(lambda: torch.mul(source, 1.0, out=target)),
     }
     found = {name: seconds.median() for name, seconds in in_turns(turns, ROUNDS).items()}
     speed, bandwidth = 2 * SIDE**3 / found["product"], COPIED / found["copy"]
-    step, products, memory = found["step"] / case.steps, flop / speed, moved / bandwidth
-    return [
-        case.name,
-        f"{1e3 * step:.3g}",
+    products, memory = flop / speed, moved / bandwidth
+    bounds = [
         f"{flop / 1e9:.3g}",
         f"{speed / 1e9:.4g}",
         f"{1e3 * products:.3g}",
         f"{moved / 1e6:.3g}",
         f"{bandwidth / 1e9:.4g}",
         f"{1e3 * memory:.3g}",
-        f"{step / max(products, memory):.2f}",
     ]
+    rows = []
+    for name, loop in loops.items():
+        step = found[name] / case.steps
+        compiling = f"{loop.learner.compiling:.1f}" if name == compiled else ""
+        times = f"{step / max(products, memory):.2f}"
+        rows.append([name, f"{1e3 * step:.3g}", *bounds, times, compiling])
+    return rows
 
 
 def operations(case: Case, method: str) -> list[list[str]]:
@@ -105,9 +112,9 @@ def main() -> None:
     rows = []
     for case in CASES[DEVICE.type].values():
         progress(case.name)
-        rows.append(measure(case))
+        rows += measure(case)
     head = ["", "ms a step", "GFLOP", "GFLOP/s", "products, ms"]
-    head += ["MB", "GB/s", "memory, ms", "× the larger bound"]
+    head += ["MB", "GB/s", "memory, ms", "× the larger bound", "compiling, s"]
     table("ER:", head, rows)
     for case in () if GPU else list(CASES["cpu"].values())[1:]:
         for method in ("er", "syngap"):

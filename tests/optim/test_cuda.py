@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -303,6 +305,30 @@ def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
     torch.testing.assert_close(
         torch.tensor(accuracies[1]), torch.tensor(accuracies[0]), atol=17.0, rtol=0
     )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # inductor's own differ from version to version
+@pytest.mark.parametrize("case", ["er", "derpp", "syngap-teacher"])
+def test_a_compiled_step_is_captured_and_learns_what_an_eager_one_does(case: str) -> None:
+    results = []
+    for fast in (False, True):
+        stream = Stream(picture_tasks(per_class=13), 0, batch=4, epochs=2)
+
+        def begin(options: dict[str, bool], stream: Stream = stream) -> Method:
+            method = beginning(case, stream, device="cuda", **options)()
+            for module in method.learner.model.modules():
+                if isinstance(module, nn.Dropout):  # compiled code draws other numbers
+                    module.p = 0.0
+            return method
+
+        start = partial(begin, {"captured": fast, "compiled": fast})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "steps are not")
+            method = train(stream.to(torch.device("cuda")), start, Notebook())
+        assert bool(method.learner.compiling) == fast
+        results.append(weights(method))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)
 
 
 def test_graphs_are_replayed_and_not_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_an_interrupted_run_of_an_earlier_version_ends_where_one_of_this_version
     new = set(Training.__dataclass_fields__) - set(
         yaml.safe_load((earlier_runs / "er-0/config.yaml").read_text())["training"]
     )
-    assert {"deterministic", "channels_last"} <= new
+    assert {"deterministic", "channels_last", "compiled"} <= new
     whole = tmp_path / "whole"
     assert called(capsys, "run", gone_on / "experiment.yaml", "--out", whole)[0] == 0
     for row in ROWS:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from syngap.bench.methods import Method
 from syngap.bench.methods.er import ER
+from syngap.bench.methods.learner import _Compiler
 from syngap.bench.streams import Batch, Stream
 from syngap.bench.tape import Tape, decision, play, record
 from syngap.bench.training.capture import CapturedMethod
@@ -48,6 +49,18 @@ def test_every_method_ends_where_its_steps_would(case: str) -> None:
     assert captured.failure == ""
     assert graphs.captured >= 2  # batches of three and of four samples
     assert graphs.replayed > len(batches) / 2
+    assert_identical(one.state_dict(), other.state_dict())
+
+
+def test_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Compiler, "backend", "eager")
+    begin = beginning("syngap-teacher", stream(), compiled=True)
+    one, other = plain(begin(), stream()), begin()
+    graphs = Rerun(other)
+    captured = by_graphs(other, stream(), graphs)
+    assert other.learner.compiling
+    assert captured.failure == ""
+    assert graphs.replayed > len(stream()) / 2
     assert_identical(one.state_dict(), other.state_dict())
 
 

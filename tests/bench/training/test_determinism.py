@@ -6,6 +6,8 @@ What it gives on a GPU is in test_cuda.py, interrupted runs are in test_resume_a
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from learning import CASES, CLASSES, made, pictures, weights
+from learning import CASES, CLASSES, beginning, made, pictures, weights
 from notebook import Interrupted, Notebook
 from tiny import job, results, tiny, write_arrays
 from torch import nn
 
 from syngap.bench import methods
 from syngap.bench.config.experiment import Experiment
+from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.learner import _Compiler
 from syngap.bench.runner.local import Event, run_here, run_local
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
@@ -152,7 +156,7 @@ def test_a_process_that_only_warns_goes_on_warning() -> None:
 # Channels last ------------------------------------------------------------------------------------
 
 
-def starter(case: str, stream: Stream, channels_last: bool) -> Callable[[], Method]:
+def starter(case: str, stream: Stream, **options: Any) -> Callable[[], Method]:
     """What begins a method with a network in which images have more than one channel.
 
     Tanh in place of ReLU: an input near zero on the other side of a kink is not a rounding error.
@@ -169,16 +173,16 @@ def starter(case: str, stream: Stream, channels_last: bool) -> Callable[[], Meth
             nn.Flatten(),
             nn.Linear(54, CLASSES),
         )
-        return made(case, Learner(network, stream.transform, channels_last=channels_last))
+        return made(case, Learner(network, stream.transform, **options))
 
     return begin
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_channels_last_learns_the_same_and_repeats_bit_for_bit_also_resumed(case: str) -> None:
-    stream = pictures().present(starter(case, pictures(), False)().sees)
-    plain = train(stream, starter(case, stream, False), Notebook())
-    begin = starter(case, stream, True)
+    stream = pictures().present(starter(case, pictures())().sees)
+    plain = train(stream, starter(case, stream), Notebook())
+    begin = starter(case, stream, channels_last=True)
     assert begin().learner.parameters()[3].stride() == (36, 1, 12, 4)
     whole, again = train(stream, begin, Notebook()), train(stream, begin, Notebook())
     journal = Notebook(keep_every=1, fails_at=9)
@@ -189,3 +193,178 @@ def test_channels_last_learns_the_same_and_repeats_bit_for_bit_also_resumed(case
         torch.testing.assert_close(value, weights(plain)[name], rtol=1e-3, atol=1e-4, msg=name)
         assert torch.equal(value, weights(again)[name]), name
         assert torch.equal(value, weights(resumed)[name]), name
+
+
+# Compiled -----------------------------------------------------------------------------------------
+
+Backend = Callable[[Any, Any], Callable[..., Any]]
+TRACED = (
+    *("er", "er_ace-teacher", "derpp-teacher", "syngap", "syngap-average", "syngap-teacher"),
+    *("syngap-directions", "syngap-adam", "mas", "agem-teacher", "cls_er", "joint-retrained"),
+)
+
+
+def compile_by(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[Any]:
+    """Replace inductor, which needs a C++ compiler; return the graphs that are compiled."""
+    graphs: list[Any] = []
+
+    def noted(graph: Any, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return backend(graph, inputs)
+
+    monkeypatch.setattr(_Compiler, "backend", staticmethod(noted))
+    return graphs
+
+
+def traced(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """Forward and backward pass as inductor gets them, run by torch's own kernels."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    compiled: Callable[..., Any] = aot_eager(graph, inputs)
+    return compiled
+
+
+def unchanged(graph: Any, inputs: Any) -> Callable[..., Any]:
+    run: Callable[..., Any] = graph.forward
+    return run
+
+
+def marked(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """Code whose results show that it ran."""
+
+    def run(*values: Any) -> Any:
+        return tuple(1.01 * output for output in graph(*values))
+
+    return run
+
+
+def same(one: Method, other: Method) -> bool:
+    pairs = zip(weights(one).values(), weights(other).values(), strict=True)
+    return all(torch.equal(first, second) for first, second in pairs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, importing its compiler
+@pytest.mark.parametrize("case", TRACED)
+def test_compiled_steps_learn_what_eager_ones_do(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = compile_by(monkeypatch, traced)
+    stream = pictures().present(starter(case, pictures())().sees)
+    eager = train(stream, starter(case, stream), Notebook())
+    assert not graphs
+    compiled = train(stream, starter(case, stream, compiled=True), Notebook())
+    assert graphs
+    torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("default")  # inductor's own differ from version to version
+def test_what_inductor_compiles_learns_the_same() -> None:
+    stream = pictures()
+    eager = train(stream, starter("syngap-teacher", stream), Notebook())
+    compiled = train(stream, starter("syngap-teacher", stream, compiled=True), Notebook())
+    assert compiled.learner.compiling
+    torch.testing.assert_close(weights(compiled), weights(eager), rtol=1e-3, atol=1e-4)
+
+
+def test_compiling_leaves_no_trace_in_random_numbers_and_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = compile_by(monkeypatch, unchanged)
+    stream = pictures()
+    eager = train(stream, beginning("er", stream), Notebook())
+    compiled = train(stream, beginning("er", stream, compiled=True), Notebook())
+    assert graphs
+    assert same(compiled, eager)
+
+
+@pytest.mark.parametrize("case", ["er", "derpp", "syngap-teacher", "cls_er"])
+def test_a_compiled_run_ends_with_the_same_bits_wherever_it_is_interrupted(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_by(monkeypatch, marked)
+    stream = pictures()
+    begin = starter(case, stream, compiled=True)
+    whole = train(stream, begin, Notebook())
+    assert not same(whole, train(stream, starter(case, stream), Notebook()))
+    for fails_at in (4, 6, 8, 10):
+        journal = Notebook(keep_every=1, fails_at=fails_at)
+        with pytest.raises(Interrupted):
+            train(stream, begin, journal)
+        resumed = train(stream, begin, replace(journal, fails_at=-1))
+        assert same(resumed, whole), fails_at
+
+
+def test_a_shape_is_compiled_once_from_its_third_pass_on_in_every_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = compile_by(monkeypatch, unchanged)
+    for number in range(1, 12):  # torch compiles what learners share at most eight times
+        learner = starter("er", pictures(), compiled=True)().learner
+        for size in (4, 3, 4, 3, 2, 4, 4, 4):
+            learner.predict(torch.zeros(size, 1, 8, 8))
+            learner.evaluate(torch.zeros(5, 1, 8, 8))
+        assert len(graphs) == number
+
+
+def test_a_compiled_network_keeps_its_names_and_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = compile_by(monkeypatch, unchanged)
+    stream = pictures()
+    method = train(stream, starter("er-teacher", stream, compiled=True), Notebook())
+    assert len(graphs) == 2  # of the network, and of its average, a copy that teaches
+    plain = starter("er-teacher", stream)().learner.model
+    assert list(method.learner.model.state_dict()) == list(plain.state_dict())
+
+
+def test_a_network_with_hooks_is_not_compiled_and_a_warning_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = compile_by(monkeypatch, marked)
+    stream = pictures()
+    with pytest.warns(UserWarning, match="not compiled: .* estimator: exact") as said:
+        method = train(stream, starter("syngap-exact", stream, compiled=True), Notebook())
+    assert len(said) == 1
+    assert not graphs
+    assert same(method, train(stream, starter("syngap-exact", stream), Notebook()))
+
+
+def test_what_cannot_be_compiled_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(graph: Any, inputs: Any) -> Callable[..., Any]:
+        raise RuntimeError("no compiler\nfound")
+
+    compile_by(monkeypatch, fail)
+    stream = pictures()
+    with pytest.raises(UserError, match=r"training\.compiled: .*no compiler found.*leave compiled"):
+        train(stream, starter("er", stream, compiled=True), Notebook())
+
+
+def test_seconds_of_a_run_leave_out_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(graph: Any, inputs: Any) -> Callable[..., Any]:
+        time.sleep(2.0)
+        return unchanged(graph, inputs)
+
+    graphs = compile_by(monkeypatch, slow)
+    stream, journal = pictures(), Notebook()
+    method = train(stream, starter("er", stream, compiled=True), journal)
+    state = journal.load()
+    assert graphs
+    assert method.learner.compiling > 2.0
+    assert state is not None
+    assert state["seconds"] < 2.0
+
+
+def test_the_option_reaches_a_run_and_is_off_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_by(monkeypatch, marked)
+    found = []
+    for name in ("", "training.compiled=false", "training.compiled=true"):
+        folder = tmp_path / (name or "default") / "er-0"
+        run_here(job(folder, *VECTORS, *([name] if name else [])))
+        found.append(results(folder)["checkpoint/weights.safetensors"])
+    assert found[0] == found[1] != found[2]

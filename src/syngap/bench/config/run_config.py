@@ -25,6 +25,7 @@ class Training:
         captured: on a GPU, replay training steps as CUDA graphs.
         channels_last: on a CPU, lay images and weights out with channels last, in which a ResNet is
             faster and the last bits differ; a GPU always does.
+        compiled: let torch.compile compile the network's forward and backward pass while it learns.
         threads: CPU threads of a run. A sum depends in its last bits on how many there are, so it
             is part of the experiment and does not follow the number of workers.
         deterministic: on a GPU, take kernels that add in the same order each time, so that a run
@@ -39,6 +40,7 @@ class Training:
     precision: Precision = "fp32"
     captured: bool = True
     channels_last: bool = False
+    compiled: bool = False
     threads: Annotated[int, Ge(1), Le(1024), Says("a whole number from 1 to 1024")] = 1
     deterministic: bool = False
     non_finite: NonFinite = "raise"

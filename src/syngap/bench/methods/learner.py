@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from types import FunctionType
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
 from syngap.bench import seeds
+from syngap.bench.errors import UserError
 from syngap.bench.methods.average import Average
 from syngap.bench.methods.guard import Guard
 from syngap.optim import NonFinite
@@ -20,6 +26,9 @@ __all__ = ["Learner", "NonFinite", "Precision"]
 Precision: TypeAlias = Literal["fp32", "bf16"]
 Prepare: TypeAlias = Callable[[Tensor, torch.Generator | None], Tensor]
 Classifier: TypeAlias = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_EAGER = 2  # forward passes of a shape before it is compiled
 
 
 class Learner:
@@ -33,6 +42,8 @@ class Learner:
         precision: "bf16" runs the network under autocast; parameters and loss stay float32.
         captured: whether steps are captured in CUDA graphs, in which values cannot be read.
         channels_last: lay images and weights out with channels last; a GPU always does.
+        compiled: let torch.compile compile the forward passes of learning, unless the network has
+            hooks; evaluation is never compiled.
         non_finite: "raise" an error when the loss is NaN or infinite, or "skip" the step. Skipping
             checks every gradient, so steps are not captured.
 
@@ -41,6 +52,7 @@ class Learner:
         average: the network's averaged weights, where a method keeps them.
         classifier: makes logits for evaluation of the network's outputs, where a method sets it; it
             also gets a function from stored samples to outputs.
+        report: called at every part of an evaluation.
 
     Examples:
         >>> learner = Learner(nn.Linear(2, 3), lambda x, generator: x / 255)
@@ -58,6 +70,7 @@ class Learner:
         precision: Precision = "fp32",
         captured: bool = False,
         channels_last: bool = False,
+        compiled: bool = False,
         non_finite: NonFinite = "raise",
     ) -> None:
         self.device, self.precision = torch.device(device), precision
@@ -77,6 +90,8 @@ class Learner:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average: Average | None = None
         self.classifier: Classifier | None = None
+        self.report: Callable[[], None] = _ignore
+        self._compiler = _Compiler() if compiled else None
         self._never_finite = _nonfinite_buffers(self.model)
         self._prepare, self._seed = prepare, seed
         self._sources: list[torch.Generator] = []
@@ -92,7 +107,7 @@ class Learner:
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return float32 logits of samples that `augment` returned, in training mode."""
-        return self._forward(inputs, self.model)
+        return self._forward(inputs, self._fast(self.model))
 
     def forward_average(self, inputs: Tensor) -> Tensor:
         """Return the averaged network's logits of such samples: evaluation mode, no gradient."""
@@ -102,7 +117,17 @@ class Learner:
     @torch.no_grad()
     def forward_without_gradient(self, inputs: Tensor, model: nn.Module) -> Tensor:
         """Return another network's logits of such samples, in the mode that it is in."""
-        return self._forward(inputs, model)
+        return self._forward(inputs, self._fast(model))
+
+    @property
+    def compiling(self) -> float:
+        """The seconds that torch.compile took so far."""
+        return 0.0 if self._compiler is None else self._compiler.seconds
+
+    @property
+    def preparations(self) -> int:
+        """How many forward passes were not yet, or not only, those of compiled code."""
+        return 0 if self._compiler is None else self._compiler.preparations
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -122,6 +147,7 @@ class Learner:
         model.eval()
 
         def outputs(stored: Tensor) -> Tensor:
+            self.report()
             return self._forward(self._prepare(stored.to(self.device), None), model)
 
         try:
@@ -155,6 +181,7 @@ class Learner:
         """Take a snapshot of buffers and random generators; return a function that restores it."""
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         states = [(source, source.get_state()) for source in self._sources]
+        passes = None if self._compiler is None else self._compiler.state_dict()
 
         @torch.no_grad()
         def restore() -> None:
@@ -162,6 +189,8 @@ class Learner:
                 buffer.copy_(value)
             for source, state in states:
                 source.set_state(state)
+            if self._compiler is not None and passes is not None:
+                self._compiler.load_state_dict(passes)
 
         return restore
 
@@ -173,6 +202,8 @@ class Learner:
         }
         if self.average is not None:
             state["average"] = self.average.state_dict()
+        if self._compiler is not None:
+            state["compiler"] = self._compiler.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -181,14 +212,129 @@ class Learner:
         self._augmentation.set_state(state["augmentation"].cpu())
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+        if self._compiler is not None:
+            self._compiler.load_state_dict(state["compiler"])
 
-    def _forward(self, x: Tensor, model: nn.Module) -> Tensor:
+    def _fast(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        return model if self._compiler is None else partial(self._compiler, model)
+
+    def _forward(self, x: Tensor, model: Callable[[Tensor], Tensor]) -> Tensor:
         if self._last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         low = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext():
-            logits: Tensor = model(x)
+            logits = model(x)
         return logits.float()
+
+
+class _Compiler:
+    """Runs forward passes of networks, compiled from the third with inputs of a shape on.
+
+    Shapes that come once, while a memory fills, are not worth a compiler's time. Each shape has
+    code of its own: code for several would depend on which came first, and a run that was resumed
+    would end with other bits. For the same reason a checkpoint has the numbers of passes.
+
+    A function is compiled and not the module, which keeps its names and can be copied.
+
+    Attributes:
+        backend: of torch.compile.
+        seconds: that compiling took.
+        preparations: passes that ran eagerly, or were compiled first.
+    """
+
+    backend: ClassVar[str | Callable[..., Any]] = "inductor"
+
+    def __init__(self) -> None:
+        self.seconds, self.preparations = 0.0, 0
+        self._has_warned = False
+        self._passes: Counter[str] = Counter()
+        self._compiled: dict[tuple[nn.Module, str], Callable[[Tensor], Tensor]] = {}
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Return the network's outputs."""
+        case = f"{tuple(x.shape)} {x.stride()} {x.dtype} {model.training} {torch.is_grad_enabled()}"
+        if self._passes[case] < _EAGER:
+            self._passes[case] += 1
+            self.preparations += 1
+            eager: Tensor = model(x)
+            return eager
+        if (model, case) not in self._compiled:
+            self.preparations += 1
+            self._compiled[model, case] = self._compile(model, x)
+        return self._compiled[model, case](x)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of passes of each shape and mode, as far as it matters."""
+        return dict(self._passes)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore what `state_dict` gave."""
+        self._passes = Counter(state)
+
+    def _compile(self, model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the network's compiled forward pass, after a trial that leaves no trace."""
+        if any(map(_has_hooks, model.modules())):
+            self._warn()
+            return model
+        start = time.perf_counter()
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        devices = [x.device] if x.device.type == "cuda" else []
+        try:
+            # Importance needs a second backward pass, and torch looks at this in every one: without
+            # it, a backward pass may overwrite what the forward pass saved.
+            functorch_config.donated_buffer = False
+            with torch.random.fork_rng(devices):
+                run = torch.compile(_own_code(model), dynamic=False, backend=self.backend)
+                outputs: Tensor = run(x)
+                if outputs.requires_grad:
+                    parameters = [p for p in model.parameters() if p.requires_grad]
+                    torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
+            raise UserError(
+                f"training.compiled: torch.compile cannot compile the network ({reason}); "
+                "leave compiled false"
+            ) from error
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        self.seconds += time.perf_counter() - start
+        return run
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "steps are not compiled: the network has hooks, such as those of estimator: exact, "
+                "which compiled code may not call",
+                stacklevel=2,
+            )
+
+
+def _own_code(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function that calls the network, whose code object no other function has.
+
+    To code objects torch.compile ties what it compiled, at most eight times for each. So it does
+    not matter what else the process compiled.
+    """
+
+    def forward(x: Tensor) -> Tensor:
+        outputs: Tensor = model(x)
+        return outputs
+
+    return FunctionType(
+        forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(vars(module).get(name) for name in _HOOKS)
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 def _nonfinite_buffers(model: nn.Module) -> set[str]:

@@ -65,18 +65,14 @@ def _execute(job: Job, training: Training, tell: Tell) -> None:
 
 
 def _report_evaluation(begin: Callable[[], Method], journal: FolderJournal) -> Callable[[], Method]:
-    """Return `begin` with networks that report to the journal while they are evaluated.
+    """Return `begin` with learners that report to the journal while they evaluate.
 
     So a long evaluation does not look like a run that hangs. Between steps the loop reports.
     """
 
-    def after_forward(model: nn.Module, inputs: Any, outputs: Any) -> None:
-        if not model.training:
-            journal.alive()
-
     def begin_with_report() -> Method:
         method = begin()
-        method.learner.evaluated_model.register_forward_hook(after_forward)
+        method.learner.report = journal.alive
         return method
 
     return begin_with_report
@@ -113,6 +109,7 @@ def method_factory(config: RunConfig, stream: Stream, device: torch.device) -> C
                 precision=training.precision,
                 captured=training.captured and device.type == "cuda",
                 channels_last=training.channels_last,
+                compiled=training.compiled,
                 non_finite=training.non_finite,
             )
         with _making(f"methods.{config.row}.", "method"):

@@ -1,9 +1,9 @@
 """Training steps as CUDA graphs, which the GPU replays without waiting for Python.
 
-The first steps with batches of a shape run eagerly. One is then recorded: what the CPU decides in
-it goes onto a tape (`bench.tape`). The next is captured, and from then on the CPU makes its
-decisions and the GPU replays the rest. A method's author writes none of this. A step that cannot
-be captured runs eagerly, and a warning says why.
+The first steps with batches of a shape run eagerly, until all is compiled that will be. One is then
+recorded: what the CPU decides in it goes onto a tape (`bench.tape`). The next is captured, and from
+then on the CPU makes its decisions and the GPU replays the rest. A method's author writes none of
+this. A step that cannot be captured runs eagerly, and a warning says why.
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ class CapturedMethod:
             with self._graphs.side_stream():
                 self._method.learn(batch)
         else:
-            self._recordings[key] = self._record(batch)
+            before = self._method.learner.preparations
+            recording = self._record(batch)
+            if self._method.learner.preparations == before:  # all of it is compiled that will be
+                self._recordings[key] = recording
 
     def _record(self, batch: Batch) -> _Recording:
         """Learn from a batch and record the CPU's decisions on a tape."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from syngap.bench.errors import UserError
+from syngap.bench.methods.learner import Learner
 from syngap.bench.methods.method import Method
 from syngap.bench.metrics import Evaluation
 from syngap.bench.streams.stream import Batch, Stream
@@ -75,13 +76,15 @@ def train(
             raise UserError(f"the checkpoint does not fit this run ({error})") from error
 
     take = step_function(method)
-    step, task, clock = state["step"], state["task"], _Clock(state["seconds"], device)
+    step, task, clock = state["step"], state["task"], _Clock(state["seconds"], method.learner)
     watch = Watch(method, stream, step, state.get("skipped", (0, 0)))
     while step < len(stream):
         if step and step in stream.restarts:
             method = begin()
             take = step_function(method)
             watch = Watch(method, stream, step, watch.skip_counts)
+            clock.stop()
+            clock = _Clock(clock.seconds, method.learner)
         step += 1
         watch.step(take, stream[step - 1], step)
 
@@ -123,16 +126,16 @@ def step_function(method: Method) -> Callable[[Batch], None]:
 
 
 class _Clock:
-    """Seconds spent learning: not evaluating, not writing."""
+    """Seconds spent learning: not evaluating, not writing, not compiling."""
 
-    def __init__(self, seconds: float, device: torch.device) -> None:
-        self.seconds, self._device = seconds, device
+    def __init__(self, seconds: float, learner: Learner) -> None:
+        self.seconds, self._learner = seconds, learner
         self.go()
 
     def go(self) -> None:
-        self._since = time.perf_counter()
+        self._since = time.perf_counter() - self._learner.compiling
 
     def stop(self) -> None:
-        if self._device.type == "cuda":  # steps are only queued so far
-            torch.cuda.synchronize(self._device)
-        self.seconds += time.perf_counter() - self._since
+        if self._learner.device.type == "cuda":  # steps are only queued so far
+            torch.cuda.synchronize(self._learner.device)
+        self.seconds += time.perf_counter() - self._learner.compiling - self._since
