@@ -13,8 +13,8 @@ from rerun import Rerun, stream
 from torch import Tensor
 
 from syngap.bench.methods import Method
+from syngap.bench.methods.compiler import Compiler
 from syngap.bench.methods.er import ER
-from syngap.bench.methods.learner import _Compiler
 from syngap.bench.streams import Batch, Stream
 from syngap.bench.tape import Tape, decision, play, record
 from syngap.bench.training.capture import CapturedMethod
@@ -53,7 +53,7 @@ def test_every_method_ends_where_its_steps_would(case: str) -> None:
 
 
 def test_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Compiler, "backend", "eager")
+    monkeypatch.setattr(Compiler, "backend", "eager")
     begin = beginning("syngap-teacher", stream(), compiled=True)
     one, other = plain(begin(), stream()), begin()
     graphs = Rerun(other)

@@ -24,7 +24,7 @@ from syngap.bench import methods
 from syngap.bench.config.experiment import Experiment
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method
-from syngap.bench.methods.learner import _Compiler
+from syngap.bench.methods.compiler import Compiler
 from syngap.bench.runner.local import Event, run_here, run_local
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
@@ -212,7 +212,7 @@ def compile_by(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[Any]:
         graphs.append(graph)
         return backend(graph, inputs)
 
-    monkeypatch.setattr(_Compiler, "backend", staticmethod(noted))
+    monkeypatch.setattr(Compiler, "backend", staticmethod(noted))
     return graphs
 
 
