@@ -1052,3 +1052,13 @@ def test_a_protection_names_its_parts() -> None:
     found = [repr(syngap.protect(model, inputs(), **parts)) for parts in ({}, {"gate": False})]
     assert found[0] == "<Protection of Linear by gate and teacher; see report()>"
     assert found[1] == "<Protection of Linear by teacher; see report()>"
+
+
+def test_a_divergence_that_rounding_leaves_below_zero_is_reported_as_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    protection = syngap.protect(classifier(), inputs())
+    monkeypatch.setattr("syngap.protection.report.divergence", lambda *_: torch.tensor(-1e-7))
+    report = protection.report()
+    assert report.kl == 0
+    assert "-0.0000" not in str(report)

@@ -186,6 +186,7 @@ def compare(
         None if None in values else sum(filter(None, values)) / total for values in (kls, entropies)
     )
     shares = [each / total if has_classes else None for each in (same, same_with_new)]
+    kl = None if kl is None else max(0.0, kl)  # rounding may leave it a little below
     return Kept(kl, entropy, shares[0], shares[1] if has_new else None)
 
 
