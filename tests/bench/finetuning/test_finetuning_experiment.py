@@ -687,6 +687,9 @@ def test_right_answers_stand_beside_what_was_forgotten_for_them() -> None:
     assert gate.startswith("| gate | – (0 of 2) | – (0 of 2) |")
     with pytest.raises(UserError, match="there are english"):
         answers(found, "klingon")
+    short, lines = before_and_after(found)
+    assert short[2] == "exact match ↑"
+    assert [line[2] for line in lines] == ["–", "0.90", "–"], "before, AdamW, gate"
     assert answers(found, "english", "adamw", "rise") == "0.50 (0.50 to 0.50)"
     with pytest.raises(UserError, match="there are exact, rise, s, GiB"):
         answers(found, "english", "adamw", "speed")

@@ -177,7 +177,7 @@ def _new_name(run: Run, task: ModelTask) -> str:
     source = run.config.entries.get(task.key)
     if not isinstance(source, dict):
         return "new text"
-    names = ("path", "name") if task.key == "images" else ("new",)
+    names = ("path" if task.key == "images" else "new", "name")
     return next((name for key in names if (name := entry(source, key, str))), "new text")
 
 

@@ -12,6 +12,7 @@ from syngap.bench.finetuning.frontier import (
     LEVELS,
     as_trained,
     best_answers,
+    exact_match,
     losses_at_best,
     relative_forgetting,
 )
@@ -86,18 +87,24 @@ def _answered(found: Comparison) -> list[str]:
 def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return heads and lines of a short table: losses before, those of each method, and a ratio.
 
-    Losses are means over seeds, as trained, where the new one is lowest.
+    Losses, and right answers where there are any to give, are means over seeds, as trained, where
+    the new loss is lowest.
     """
     old = [f"old: {kind} ↓" for kind in found.old]
-    heads = ["method", f"new: {found.new} ↓", *old, "forgets ↓", "interpolated ↓", "s"]
-    names = (None, *found.old)
-    starts = [losses_at_best([tried.start]) for tried in found.tried[found.baseline].values()]
-    before = [_mean([start[name] for start in starts], 3) for name in names]
-    lines = [["before", *before, "", "", ""]]
+    answered = [f"{found.task.exact} ↑"] if _has_answers(found) else []
+    heads = ["method", f"new: {found.new} ↓", *answered, *old, "forgets ↓", "interpolated ↓", "s"]
+
+    def means(of_seeds: Sequence[Sequence[Point]]) -> list[str]:
+        ends = [losses_at_best(points) for points in of_seeds]
+        right = [_mean([exact_match(points) for points in of_seeds])] if answered else []
+        new, *kept = (_mean([end[name] for end in ends], 3) for name in (None, *found.old))
+        return [new, *right, *kept]
+
+    starts = [[tried.start] for tried in found.tried[found.baseline].values()]
+    lines = [["before", *means(starts), "", "", ""]]
     for outcome in found.outcomes:
         trials = [found.tried[outcome.family][seed] for seed in outcome.seeds]
-        ends = [losses_at_best(as_trained(tried.points)) for tried in trials]
-        after = [_mean([end[name] for end in ends], 3) for name in names]
+        after = means([as_trained(tried.points) for tried in trials])
         mosts = (_most_forgotten(ratios) for ratios in (outcome.trained, outcome.interpolated))
         ratios = ["–" if most is None else f"{most[0]:.2f}" for most in mosts]
         lines.append([outcome.label, *after, *ratios, f"{outcome.seconds:.1f}"])
