@@ -24,6 +24,7 @@ from syngap.bench.runner import local as engine
 from syngap.bench.store.environment import environment, portable
 from syngap.bench.store.folder_reader import Run, read_run, read_runs
 from syngap.bench.store.keep import keep
+from syngap.bench.store.layout import run_folders
 from syngap.bench.store.packed import are_same
 from syngap.bench.store.records import alone_in
 from syngap.bench.store.restore import restore
@@ -489,8 +490,76 @@ def test_a_record_of_other_options_is_refused(
     code, _, said = called(capsys, *command, "--set", "methods.er.lr=0.01", "--seeds", "2")
     assert code == 2
     assert "method.lr was" in said
-    assert "leave out --from" in said
+    assert f"leave out --from, or run {here / 'record' / 'experiment.yaml'}" in said
     assert not (here / "new").exists()
+    again = ["run", here / "record" / "experiment.yaml", "--out", here / "new"]
+    assert "4 of 4 runs recorded in" in called(capsys, *again, "--from", here / "record")[2]
+    other = called(capsys, "run", "digits", "--out", here / "other", "--from", here / "record")
+    assert 'holds runs of "tiny", not of "digits"' in other[2]
+
+
+def test_a_record_without_these_runs_is_mentioned(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(runs, here / "record")
+    command = ["run", next(here.glob("*.yaml")), "--methods", "sgd", "--out", here / "new"]
+    said = called(capsys, *command, "--from", here / "record")[2]
+    assert "record has no finished run of these" in " ".join(said.split())
+
+
+def test_runs_are_not_written_over_by_themselves(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(runs)
+    command = ["run", next(here.glob("*.yaml")), "--methods", "er,syngap", "--fresh"]
+    code, _, said = called(capsys, *command, "--from", runs / ".." / "tiny")
+    assert code == 2
+    assert "are the same folder" in said
+    assert tree(runs) == before
+
+
+def test_a_recorded_run_takes_the_place_of_one_that_did_not_end(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(runs, here / "record")
+    rewrite(runs / "er-2" / "status.json", state="failed", error="OSError: no space left")
+    (runs / "er-2" / "error.txt").write_text("of the try before")
+    shutil.copy(
+        runs / "er-2" / "checkpoint" / "weights.safetensors",
+        runs / "er-2" / "checkpoint" / "step-000000003.safetensors",
+    )
+    command = ["run", next(here.glob("*.yaml")), "--methods", "er,syngap", "--seeds", "2..3"]
+    said = called(capsys, *command, "--resume", "--from", here / "record")[2]
+    assert "1 of 4 runs recorded in" in said
+    assert sorted(path.name for path in (runs / "er-2").iterdir()) == [
+        *("accuracy.csv", "config.yaml", "environment.json", "metrics.jsonl", "status.json")
+    ]
+    assert keep(runs, here / "record").written == 0
+
+
+def test_a_failed_run_of_a_record_is_done_again_and_replaced(
+    runs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(runs / "er-2" / "status.json", state="failed", error="OSError: no space left")
+    keep(runs, here / "record", unfinished=True)
+    command = ["run", next(here.glob("*.yaml")), "--methods", "er,syngap", "--seeds", "2..3"]
+    said = called(capsys, *command, "--out", here / "new", "--from", here / "record")[2]
+    assert "3 of 4 runs recorded in" in said
+    keep(here / "new", here / "record")
+    assert all(run.done for run in read_runs(here / "record"))
+
+
+def test_a_run_that_is_restored_is_a_run_only_when_all_of_it_is_there(
+    runs: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("killed")
+
+    run = read_run(runs / "er-2")
+    monkeypatch.setattr("syngap.bench.store.restore.write_yaml", fail)
+    with pytest.raises(OSError, match="killed"):
+        restore(run, here / "er-2")
+    assert not run_folders(here)
 
 
 RESULTS = ROOT / "results"

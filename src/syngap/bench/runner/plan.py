@@ -96,7 +96,9 @@ class Plan:
                 mapping = self.experiment.as_mapping()
                 write_yaml(self.out / EXPERIMENT, mapping, within=self.out)
                 for run in self.recorded:
-                    restore(run, self.out / run.path.name)
+                    folder = self.out / run.path.name
+                    remove_run(folder, loggers.names(), within=self.out)  # one that did not end
+                    restore(run, folder)
             yield
 
     @contextmanager
@@ -136,6 +138,7 @@ def make_plan(
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
     steps, notes = _check_buildable(jobs)
+    merged, stale, others, done = experiment, list[Path](), list[Path](), list[AnyJob]()
     if earlier and if_there == "replace":
         found = run_folders(out)
         stale = [folder for folder in found if is_run_of(experiment.name, folder)]
@@ -147,31 +150,47 @@ def make_plan(
                     f"{job.folder}: its config.yaml is not that of this run, and --fresh removes "
                     "runs alone; move the folder away, or give another --out"
                 )
-        left, recorded = _without_recorded(jobs, record)
-        done = [job for job in jobs if job not in left]
-        return Plan(experiment, out, left, done, steps, stale, others, notes, recorded)
-    merged = _merged(experiment, earlier, out) if earlier else experiment
-    done = [job for job in jobs if is_done(job)]
+    else:
+        merged = _merged(experiment, earlier, out) if earlier else experiment
+        done = [job for job in jobs if is_done(job)]
+    recorded: list[Run] = []
     to_do = [job for job in jobs if job not in done]
-    left, recorded = _without_recorded(to_do, record)
-    done += [job for job in to_do if job not in left]
-    return Plan(merged, out, left, done, steps, notes=notes if left else [], recorded=recorded)
+    if record is not None:
+        _check_record(record, experiment, out)
+        taken = _recorded(to_do, record)
+        recorded = [run for _, run in taken]
+        done += [job for job, _ in taken]
+        to_do = [job for job in jobs if job not in done]
+        if to_do and not recorded:
+            notes.append(f"{record} has no finished run of these")
+    return Plan(merged, out, to_do, done, steps, stale, others, notes if to_do else [], recorded)
 
 
-def _without_recorded(jobs: list[AnyJob], record: Path | None) -> tuple[list[AnyJob], list[Run]]:
-    """Return the jobs that a record has no finished run of, and its runs of the others."""
-    if record is None:
-        return jobs, []
+def _check_record(record: Path, experiment: AnyExperiment, out: Path) -> None:
+    """Refuse a record of another experiment, and one that the runs would be written over."""
+    if record.resolve() == out.resolve():
+        raise UserError(f"{out}: --out and --from are the same folder; give another --out")
+    if (record / EXPERIMENT).is_file():
+        name = read_yaml(record / EXPERIMENT).get("name")
+        if name != experiment.name:
+            raise UserError(
+                f'{record}: holds runs of {shown(name)}, not of "{experiment.name}"; '
+                "leave out --from, or give the record of this experiment"
+            )
+
+
+def _recorded(jobs: list[AnyJob], record: Path) -> list[tuple[AnyJob, Run]]:
+    """Return the jobs that a record has finished runs of; UserError where these had other options.
+
+    Their device is among the options: numbers of a CPU and of a GPU differ.
+    """
+    hint = f"leave out --from, or run {record / EXPERIMENT} on the same kind of device"
     found = {run.path.name: run for run in read_runs(record) if run.done}
-    left = [job for job in jobs if job.name not in found]
-    recorded = []
-    for job in jobs:
-        if run := found.get(job.name):
-            before = _complete(job, run.config.as_mapping(), run.environment.device)
-            hint = "leave out --from, or give the record of this experiment"
-            check_equal(run.path, before, job.config.as_mapping(), hint)
-            recorded.append(run)
-    return left, recorded
+    taken = [(job, found[job.name]) for job in jobs if job.name in found]
+    for job, run in taken:
+        before = _complete(job, run.config.as_mapping(), run.environment.device)
+        check_equal(run.path, before, job.config.as_mapping(), hint)
+    return taken
 
 
 def jobs_of(

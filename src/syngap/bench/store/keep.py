@@ -83,7 +83,7 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
         unfinished: keep failed runs too, and leave out those that have not ended; without it both
             are refused.
         replaced: replace runs and files that are there with another content; without it, a
-            UserError.
+            UserError, except for failed runs, which another try replaces.
     """
     if runs.resolve() == to.resolve():
         raise UserError(f"{to}: is where the runs are; give another folder")
@@ -186,7 +186,9 @@ def _packed(to: Path, kept: Sequence[Run], replaced: bool) -> list[Run]:
     others = [
         run
         for key, run in added.items()
-        if key in there and not are_same(shortened(run), shortened(there[key]))
+        if key in there
+        and there[key].done  # a failed run that was done again is replaced
+        and not are_same(shortened(run), shortened(there[key]))
     ]
     if others and not replaced:
         more = f" ({count_of(len(others) - 1, 'more run')} too)" if len(others) > 1 else ""

@@ -22,7 +22,7 @@ def restore(run: Run, folder: Path) -> None:
 
     Args:
         run: that was kept.
-        folder: of the run, in the folder of its experiment.
+        folder: of the run, in the folder of its experiment; no other run is in it.
     """
     home = folder.parent
     make_folder(folder, within=home)
@@ -34,8 +34,8 @@ def restore(run: Run, folder: Path) -> None:
         learned = ends or range(1, len(run.accuracy) + 1)
         rows = zip(learned, run.accuracy, strict=True)
         write(folder / ACCURACY, csv_of(rows, len(run.accuracy[0])).encode(), within=home)
-    write_yaml(folder / CONFIG, run.config.as_mapping(), within=home)
-    write_json(folder / STATUS, run.status.as_mapping(), within=home)  # last: now it is done
+    write_json(folder / STATUS, run.status.as_mapping(), within=home)
+    write_yaml(folder / CONFIG, run.config.as_mapping(), within=home)  # last: now it is a run
 
 
 def _lines(run: Run) -> Iterator[dict[str, Any]]:
