@@ -28,12 +28,13 @@ class Compiler:
     code of its own: code for several would depend on which came first, and a run that was resumed
     would end with other bits. For the same reason a checkpoint has the numbers of passes.
 
-    A function is compiled and not the module, which keeps its names and can be copied.
+    A function is compiled and not the module, which keeps its names and can be copied. In a process
+    that compiles, torch's option `donated_buffer` stays off.
 
     Attributes:
         backend: of torch.compile.
         seconds: that compiling took.
-        preparations: passes that ran eagerly, or were compiled first.
+        preparations: passes before which their code was not there: they ran eagerly or compiled.
     """
 
     backend: ClassVar[str | Callable[..., Any]] = "inductor"

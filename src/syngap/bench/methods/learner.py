@@ -119,7 +119,7 @@ class Learner:
 
     @property
     def preparations(self) -> int:
-        """How many forward passes were not yet, or not only, those of compiled code."""
+        """How many forward passes ran eagerly or compiled first: no more once all is compiled."""
         return 0 if self._compiler is None else self._compiler.preparations
 
     @property
