@@ -100,7 +100,7 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
         contents = {to / path: content for path, content in others.items()}
         contents[to / EXPERIMENT] = _experiment(experiment, to, packed)
         written = _put(contents, to, replaced) + write_packed(to, packed)
-    return Kept([run.path.name for run in kept], [run.path.name for run in left_out], written)
+    return Kept([run.path.name for run in packed], [run.path.name for run in left_out], written)
 
 
 def search_of(folder: Path) -> str | None:
