@@ -343,6 +343,16 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
         train(stream, starter("er", stream, compiled=True), Notebook())
 
 
+def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    experiment = Experiment.from_mapping(tiny("training.compiled=true"))
+    with pytest.raises(UserError, match=r"training\.compiled: .*no-such-compiler.*not here"):
+        make_plan(experiment, tmp_path / "out")
+    assert make_plan(experiment, tmp_path / "out", device="cpu").jobs, (
+        "another machine's is not known"
+    )
+
+
 def test_seconds_of_a_run_leave_out_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(graph: Any, inputs: Any) -> Callable[..., Any]:
         time.sleep(2.0)

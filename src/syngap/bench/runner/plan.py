@@ -27,7 +27,7 @@ from syngap.bench.runner.finetuning_run import FinetuningJob, check_buildable
 from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, method_factory, stream_of
 from syngap.bench.storage import clean, make_folder, strays
-from syngap.bench.store.environment import resolve_device
+from syngap.bench.store.environment import require_compiler, resolve_device
 from syngap.bench.store.folder_reader import (
     Run,
     read_environment,
@@ -163,6 +163,8 @@ def make_plan(
         to_do = [job for job in jobs if job not in done]
         if to_do and not recorded:
             notes.append(f"{record} has no finished run of these")
+    if to_do and device is None and experiment.training.compiled:
+        require_compiler(resolve_device(experiment.training.device))
     return Plan(merged, out, to_do, done, steps, stale, others, notes if to_do else [], recorded)
 
 
