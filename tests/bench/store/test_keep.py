@@ -116,6 +116,7 @@ def test_packed_results_are_kept_together(runs: Path, here: Path) -> None:
     before = tree(here / "packed")
     assert keep(here / "packed-few", here / "packed").written == 0
     assert tree(here / "packed") == before
+    assert keep(here / "packed-few", here / "packed").total == 4, "with those that were there"
     keep(here / "packed", here / "packed-few")
     assert tree(here / "packed-few") == before
 
