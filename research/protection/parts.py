@@ -18,7 +18,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-LARGEST = 54_000_000  # bytes of a part
+LARGEST = 50_000_000  # bytes of a part
 PRESET = 1  # models hardly shrink, whatever it costs
 
 

@@ -428,6 +428,10 @@ def test_headline_says_who_has_no_memory_and_another_rate(tmp_path, demo):
     rates = "Learning rates differ: SynGAP 0.1, ER 0.1, SGD 0.1 and ER (lr 0.3)."
     assert headline(rows(runs)).endswith(rates)
     assert page_data(runs, rows(runs))["flattered"], "by the choice of a row of ER"
+    sizes = {"syngap": 2000, "er": 50, "sgd": 0}
+    made = {row: Made(row, options={"lr": 0.1, "buffer": size}) for row, size in sizes.items()}
+    unequal = rows(read_runs(write_experiment(tmp_path / "unequal", made, every=50)))
+    assert remarks(unequal)[1:] == ["Memories differ: SynGAP 2000 and ER 50."]
 
 
 def test_headline_when_it_is_level(tmp_path):

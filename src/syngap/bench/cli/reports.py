@@ -134,7 +134,7 @@ def keep(
     kept = keep_runs(runs, place, unfinished=unfinished, replaced=replace)
     for name in kept.left_out:
         typer.echo(f"{name} has not ended and is left out", err=True)
-    typer.echo(f"{place} has {count_of(len(kept.runs), 'run')}; files written: {kept.written}")
+    typer.echo(f"{place} has {count_of(kept.total, 'run')}; files written: {kept.written}")
     _warn_untuned(Runs(place), against)
 
 

@@ -284,20 +284,27 @@ def _cost(ours: str, found: Sequence[Comparison]) -> str:
 
 
 def _settings(ours: Row, theirs: Sequence[Row]) -> list[str]:
-    """Return in what else the compared rows differ: a memory, and learning rates."""
+    """Return in what else the compared rows differ: memories and learning rates."""
     without = [_in_list(row.label) for row in theirs if not row.has_memory]
     sentences = []
     if ours.has_memory and without:
         have = "have" if without[1:] else "has"
         sentences.append(f"{_in_list(ours.label)} has a memory; {_join(without)} {have} none.")
-    rates = {row.label: str(row.options["lr"]) for row in (ours, *theirs) if "lr" in row.options}
-    if len({*rates.values()}) > 1:
-        named = [
-            _in_list(label) + ("" if ", lr " in label else f" {rate}")
-            for label, rate in rates.items()
-        ]
-        sentences.append(f"Learning rates differ: {_join(named)}.")
-    return sentences
+    rows = (ours, *theirs)
+    sentences += _differing("Memories", "buffer", [row for row in rows if row.has_memory])
+    return sentences + _differing("Learning rates", "lr", rows)
+
+
+def _differing(what: str, option: str, rows: Sequence[Row]) -> list[str]:
+    """Return a sentence with the values of an option, where not all rows have the same."""
+    values = {row.label: str(row.options[option]) for row in rows if option in row.options}
+    if len({*values.values()}) < 2:
+        return []
+    named = [
+        _in_list(label) + ("" if f", {option} " in label else f" {value}")
+        for label, value in values.items()
+    ]
+    return [f"{what} differ: {_join(named)}."]
 
 
 def _all_diverged(rows: Sequence[Row]) -> list[str]:

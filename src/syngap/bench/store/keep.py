@@ -46,14 +46,16 @@ class Kept:
     """What `keep` did.
 
     Args:
-        runs: names of the runs that are in the folder now.
+        runs: names of the runs that were added, or were there with the same content.
         left_out: names of those that have not ended.
         written: how many files are new or changed.
+        total: how many runs are there now, those that were kept before too.
     """
 
     runs: list[str]
     left_out: list[str]
     written: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def keep(runs: Path, to: Path, *, unfinished: bool = False, replaced: bool = Fal
         contents = {to / path: content for path, content in others.items()}
         contents[to / EXPERIMENT] = _experiment(experiment, to, packed)
         written = _put(contents, to, replaced) + write_packed(to, packed)
-    return Kept([run.path.name for run in packed], [run.path.name for run in left_out], written)
+    added, missing = ([run.path.name for run in each] for each in (kept, left_out))
+    return Kept(added, missing, written, len(packed))
 
 
 def search_of(folder: Path) -> str | None:
