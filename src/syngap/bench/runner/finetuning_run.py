@@ -17,7 +17,7 @@ from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.setting import Setting
 from syngap.bench.registry import Registry
-from syngap.bench.store.environment import arithmetic, require_compiler, resolve_device
+from syngap.bench.store.environment import arithmetic, resolve_device
 from syngap.bench.store.folder_writer import FolderJournal, Tell
 from syngap.bench.store.shared import share_folder_in, share_in
 
@@ -70,8 +70,6 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
 def check_buildable(jobs: Sequence[FinetuningJob]) -> dict[str, int]:
     """Load the data and import each method once; return how many steps a row's runs have."""
     first = jobs[0].config
-    if first.training.compiled:
-        require_compiler(resolve_device(first.training.device))
     _made(first.task, TASKS[first.task].sources, first.source, jobs[0].data)
     TASKS[first.task].models.get(first.model.name)
     for name in {job.config.method.name: None for job in jobs}:
