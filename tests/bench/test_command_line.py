@@ -114,6 +114,7 @@ def test_going_on_with_what_is_to_be_removed(refused: Callable[..., str]) -> Non
         ("quux", 'unknown experiment "quux"; there are buffers-cifar100'),
         ("", 'unknown experiment ""'),
         ("../digits", 'unknown experiment "../digits"'),
+        (".", '".": is a folder; expected a .yaml file'),
         ("missing.yaml", "missing.yaml: cannot be read (No such file or directory)"),
         ("folder.yaml", "folder.yaml: is not a plain file"),
         ("a.yaml/b.yaml", "a.yaml/b.yaml: cannot be read"),

@@ -288,6 +288,12 @@ def _shipped_text(name: str) -> str:
     for kind in kinds:
         if name in shipped(kind):
             return str((_shipped_folder(kind) / f"{name}.yaml").read_text(encoding="utf-8"))
+    if name and Path(name).exists():
+        kind_of = "folder" if Path(name).is_dir() else "file"
+        raise UserError(
+            f"{shown(name)}: is a {kind_of}; expected a .yaml file, or the name of an experiment "
+            "that ships, which syngap doctor lists"
+        )
     known = [name for kind in kinds for name in shipped(kind)]
     hint = nearest(name, known) or f"; there are {', '.join(known)}, or give a .yaml file"
     raise UserError(f"unknown experiment {shown(name)}{hint}")
