@@ -267,7 +267,8 @@ def test_a_row_that_a_setting_adds_has_the_methods_defaults_where_there_is_no_su
     code, _, said = call("run", "tiny.yaml", "--methods", "adam", "--set", "methods.adam.lr=0.1")
     assert code == 0
     assert said.startswith(
-        "methods.adam: new row, method adam. Options that are not set have the method's defaults.\n"
+        "methods.adam: new row, method adam. Options that are not set have the method's defaults. "
+        "Other rows have buffer=20, replay=10.\n"
     )
 
 

@@ -11,6 +11,8 @@ from syngap.messages import nearest
 
 __all__ = ["check_rows", "complete_rows"]
 
+_MEMORY = ("buffer", "replay")  # options that a fair comparison gives all rows alike
+
 
 def check_rows(rows: Mapping[Any, Any], before: Any, names: Sequence[str]) -> None:
     """Refuse rows that a setting added by mistyping one that was there.
@@ -68,8 +70,23 @@ def complete_rows(
         taken = {name: value for name, value in like.items() if name not in options}
         complete[row] = {**like, **options}
         source = "Options that are not set have the method's defaults."
+        if others := _of_memories(known):
+            source += f" Other rows have {_listed(others)}."
         if taken := {name: value for name, value in taken.items() if name != "method"}:
-            values = ", ".join(f"{named(name)}={shown(value)}" for name, value in taken.items())
-            source = f"It takes from the row {named(method)}: {values}."
+            source = f"It takes from the row {named(method)}: {_listed(taken)}."
         say(f"methods.{named(row)}: new row, method {named(method)}. {source}")
     return complete
+
+
+def _of_memories(rows: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the options of memories that all rows which have them share."""
+    shared = {}
+    for name in _MEMORY:
+        values = [row[name] for row in rows.values() if isinstance(row, dict) and name in row]
+        if values and all(value == values[0] for value in values):
+            shared[name] = values[0]
+    return shared
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{named(name)}={shown(value)}" for name, value in options.items())
