@@ -623,6 +623,31 @@ def test_the_table_has_ratios_as_trained_interpolated_and_at_equal_time() -> Non
     }
 
 
+def test_a_part_of_the_table_has_its_rows_columns_and_level() -> None:
+    found = compare_methods(list(hand_made()))
+    part = markdown(found, ["gate"], only=["s", "english.trained"], level=0.95)
+    assert part.splitlines()[0] == "| method | s | english, as trained ↓ |"
+    at_level = forgetting_of(found, "gate", "english", "trained", 0.95)
+    assert part.splitlines()[2:4] == [f"| gate | 2.2 | {at_level} |", ""]
+    assert "at 95 % of AdamW's best gain" in part
+    assert "equal time" not in markdown(found, level=0.95).splitlines()[0], "it has no levels"
+    for wrong in ("english.equal", "latin.trained", "S"):
+        with pytest.raises(UserError, match="unknown"):
+            markdown(found, only=[wrong])
+
+
+def test_what_is_left_out_is_named_for_the_rows_that_are_shown() -> None:
+    broken = [
+        made("adamw", 0, [point(2.0, 1.4)]),
+        made("gate", 0, [point(2.0, 1.1)]),
+        made("gate", 1, [point(2.0, 1.1)]),
+    ]
+    found = replace(compare_methods(broken), missing={"gate": ["seed 1: 1 of 2 trials ended"]})
+    assert "gate, seed 1: 1 of 2 trials ended" in markdown(found)
+    assert "gate, seed 1: 1 of 2 trials ended" in markdown(found, ["gate"], only=["s"])
+    assert "seed 1" not in markdown(found, ["adamw"], only=["s"])
+
+
 def test_the_headline_names_the_method_that_forgets_least() -> None:
     assert headline(compare_methods(list(hand_made()))) == (
         "gate with interpolation forgets least, 0.10 of what AdamW forgets of english, at 70 to 95 "
@@ -777,7 +802,13 @@ def test_documents_take_numbers_from_packed_results(ran: Path, tmp_path: Path) -
     assert run_query("forgetting tiny adamw manual at=trained", results) in ("1.00", "–")
     assert run_query("runs tiny", results) == "4"
     assert "| [tiny](tiny) | 4 |" in run_query("experiments", results)
-    for wrong in ("comparison tiny rows=er", "forgetting tiny kl latin", "forgetting tiny er code"):
+    assert "at 90 % of" in run_query("comparison tiny columns=gain level=0.9", results)
+    for wrong in (
+        "comparison tiny rows=er",
+        "comparison tiny columns=gian",
+        "forgetting tiny kl latin",
+        "forgetting tiny er code",
+    ):
         with pytest.raises(UserError, match="unknown"):
             run_query(wrong, results)
 

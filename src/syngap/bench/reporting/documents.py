@@ -184,10 +184,17 @@ def _table(results: Results, NAME: str, *, rows: str = "", columns: str = "") ->
     return markdown(chosen, columns.split(",") if columns else None, among, [source])
 
 
-def _comparison(results: Results, NAME: str, *, rows: str = "") -> str:
+def _comparison(
+    results: Results, NAME: str, *, rows: str = "", columns: str = "", level: str = ""
+) -> str:
     source = f"Made by `syngap report {results.place}/{NAME} --markdown`."
-    found = compare_methods(results.runs(NAME))
-    return comparison_table.markdown(found, rows.split(",") if rows else None, [source])
+    return comparison_table.markdown(
+        compare_methods(results.runs(NAME)),
+        rows.split(",") if rows else None,
+        [source],
+        only=columns.split(",") if columns else None,
+        level=_share(level),
+    )
 
 
 def _answers(
@@ -199,12 +206,15 @@ def _answers(
 def _forgetting(
     results: Results, NAME: str, ROW: str, KIND: str, *, at: str = "trained", level: str = ""
 ) -> str:
+    found = compare_methods(results.runs(NAME))
+    return comparison_table.forgetting_of(found, ROW, KIND, at, _share(level))
+
+
+def _share(level: str) -> float | None:
     try:
-        share = float(level) if level else None
+        return float(level) if level else None
     except ValueError:
         raise UserError(f"level: got {level!r}, expected a share of AdamW's best gain") from None
-    found = compare_methods(results.runs(NAME))
-    return comparison_table.forgetting_of(found, ROW, KIND, at, share)
 
 
 def _relative(results: Results, NAME: str, ROW: str, MEASURE: str) -> str:

@@ -134,7 +134,7 @@ class Comparison:
         old: the kinds of old data, that of the anchors first.
         outcomes: by method, in the order of the experiment.
         tried: the points, by method and seed.
-        missing: what is not in these numbers, a sentence each.
+        missing: what is not in these numbers, by method.
     """
 
     task: ModelTask
@@ -142,7 +142,7 @@ class Comparison:
     old: list[str]
     outcomes: list[Outcome]
     tried: Mapping[str, Mapping[int, Tried]]
-    missing: list[str]
+    missing: Mapping[str, list[str]]
 
     @property
     def baseline(self) -> str:
@@ -166,7 +166,7 @@ def compare_methods(runs: Sequence[Run]) -> Comparison:
     for family, by_seed in tried.items():
         shared = {seed: found for seed, found in by_seed.items() if seed in tried[base]}
         if not shared:
-            missing.append(f"{family}: {BASELINE} has no seed that it has")
+            missing.setdefault(family, []).append(f"{BASELINE} has no seed that it has")
             continue
         outcomes.append(_outcome(family, methods[family], shared, tried[base], old))
     task = task_in(runs[0].config.entries) or TASKS["texts"]
@@ -181,20 +181,20 @@ def _new_name(run: Run, task: ModelTask) -> str:
     return next((name for key in names if (name := entry(source, key, str))), "new text")
 
 
-def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], list[str]]:
+def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], dict[str, list[str]]]:
     """Return points by method and seed, and what is left out because trials have not ended."""
     groups: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         groups.setdefault(run.family, {}).setdefault(run.seed, []).append(run)
     tried: dict[str, dict[int, Tried]] = {}
-    missing = []
+    missing: dict[str, list[str]] = {}
     for family, by_seed in groups.items():
         trials = {run.row for found in by_seed.values() for run in found}
         for seed, found in sorted(by_seed.items()):
             done = [run for run in found if run.done and run.points]
             if len(done) < len(trials):
                 ended = f"{len(done)} of {count_of(len(trials), 'trial')} ended"
-                missing.append(f"{family}, seed {seed}: {ended}")
+                missing.setdefault(family, []).append(f"seed {seed}: {ended}")
                 continue
             by_trial = {run.row: [p for p in run.points[1:] if p.is_finite] for run in done}
             if any(by_trial.values()):
@@ -203,7 +203,7 @@ def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], list[str]
                 found_now = Tried(done[0].points[0], by_trial, rates, diverged)
                 tried.setdefault(family, {})[seed] = found_now
             else:
-                missing.append(f"{family}, seed {seed}: no evaluation was finite")
+                missing.setdefault(family, []).append(f"seed {seed}: no evaluation was finite")
     return tried, missing
 
 

@@ -20,10 +20,9 @@ from syngap.bench.reporting.finetuning.comparison import Comparison, compare_met
 from syngap.bench.reporting.finetuning.comparison_table import (
     SHORT,
     before_and_after,
-    cells,
-    columns,
     headline,
     notes,
+    whole_table,
 )
 from syngap.bench.reporting.finetuning.frontiers import frontier_figure
 from syngap.bench.storage import write
@@ -62,7 +61,7 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
         "headline": html.escape(headline(found)),
         "before_and_after": _rows(*before_and_after(found)),
         "short": html.escape(SHORT),
-        "table": _rows(columns(found), [cells(outcome, found) for outcome in found.outcomes]),
+        "table": _rows(*whole_table(found)),
         "notes": "".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes(found)),
         "figures": _figures(found),
         "trials": _trials(runs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from rich.table import Table
@@ -30,14 +31,13 @@ __all__ = [
     "SHORT",
     "answers",
     "before_and_after",
-    "cells",
-    "columns",
     "forgetting_of",
     "headline",
     "markdown",
     "notes",
     "relative_to_adamw",
     "table",
+    "whole_table",
 ]
 
 SHORT = (
@@ -47,28 +47,55 @@ SHORT = (
     "start. –: learned too little to compare."
 )
 _GIB = 2**30
+_HOW = {"trained": "as trained", "interpolated": "interpolated", "equal_time": "equal time"}
 
 
-def columns(found: Comparison) -> list[str]:
-    """Return the headings."""
-    heads = ["method", "trials", "seeds", "best new loss ↓", "gain / AdamW ↑"]
-    heads += [f"{found.task.exact} ↑"] if _has_answers(found) else []
-    heads += [f"{kind}, {found.task.exact} ↑" for kind in _answered(found)]
-    for how in ("as trained", "interpolated", "equal time"):
-        heads += [f"{kind}, {how} ↓" for kind in found.old]
-    return [*heads, "good rates", "s", "GiB"]
+@dataclass(frozen=True)
+class _Column:
+    """A column: its name in a query, its heading, and the text of a method's cell."""
+
+    name: str
+    head: str
+    text: Callable[[Outcome], str]
 
 
-def cells(outcome: Outcome, found: Comparison) -> list[str]:
-    """Return the texts of a method's line."""
-    texts = [outcome.label, str(outcome.trials), str(len(outcome.seeds))]
-    texts += [_summary(outcome.new_losses, 3), _summary(outcome.gains)]
-    texts += [_summary(outcome.exact)] if _has_answers(found) else []
-    texts += [_summary(outcome.old_exact[kind]) for kind in _answered(found)]
-    for ratios in (outcome.trained, outcome.interpolated, outcome.equal_time):
-        texts += [_summary(ratios[kind]) for kind in found.old]
-    memory = f"{outcome.memory / _GIB:.2f}" if outcome.memory else "–"
-    return [*texts, _range(outcome.rates), f"{outcome.seconds:.1f}", memory]
+def _columns(found: Comparison, level: float | None = None) -> list[_Column]:
+    """Return every column.
+
+    Args:
+        found: the comparison.
+        level: of AdamW's best gain, at which forgetting is taken; None is the mean over all.
+    """
+    made = [
+        _Column("trials", "trials", lambda one: str(one.trials)),
+        _Column("seeds", "seeds", lambda one: str(len(one.seeds))),
+        _Column("new", "best new loss ↓", lambda one: _summary(one.new_losses, 3)),
+        _Column("gain", "gain / AdamW ↑", lambda one: _summary(one.gains)),
+    ]
+    if _has_answers(found):
+        made.append(_Column("exact", f"{found.task.exact} ↑", lambda one: _summary(one.exact)))
+    made += [_right_answers(found, kind) for kind in _answered(found)]
+    for name, how in _HOW.items():
+        if level is None or name != "equal_time":
+            made += [_forgetting(found, kind, name, how, level) for kind in found.old]
+    return [
+        *made,
+        _Column("rates", "good rates", lambda one: _range(one.rates)),
+        _Column("s", "s", lambda one: f"{one.seconds:.1f}"),
+        _Column("GiB", "GiB", lambda one: f"{one.memory / _GIB:.2f}" if one.memory else "–"),
+    ]
+
+
+def _right_answers(found: Comparison, kind: str) -> _Column:
+    head = f"{kind}, {found.task.exact} ↑"
+    return _Column(f"{kind}.exact", head, lambda one: _summary(one.old_exact[kind]))
+
+
+def _forgetting(found: Comparison, kind: str, name: str, how: str, level: float | None) -> _Column:
+    def text(one: Outcome) -> str:
+        return forgetting_of(found, one.family, kind, name, level)
+
+    return _Column(f"{kind}.{name}", f"{kind}, {how} ↓", text)
 
 
 def _has_answers(found: Comparison) -> bool:
@@ -130,6 +157,9 @@ def markdown(
     found: Comparison,
     rows: Sequence[str] | None = None,
     more: Sequence[str] = (),
+    *,
+    only: Sequence[str] | None = None,
+    level: float | None = None,
 ) -> str:
     """Return the table as Markdown, with what a reader has to know below it.
 
@@ -137,15 +167,34 @@ def markdown(
         found: the comparison.
         rows: methods; None is all.
         more: sentences to add below.
+        only: names of columns; None is all. The definitions of columns are then not below it.
+        level: of AdamW's best gain, at which forgetting is taken; None is the mean over all.
     """
-    heads = columns(found)
-    by_row = {outcome.family: cells(outcome, found) for outcome in found.outcomes}
-    for row in rows or ():
-        _check_known(row, by_row)
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    lines += [by_row[row] for row in rows or by_row]
-    body = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*body, "", *notes(found), *more]) + "\n"
+    heads, lines = whole_table(found, rows, only, level)
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
+    said = [] if only else definitions(found, level)
+    if only and level is not None:
+        said = [f"Forgetting at {100 * level:g} % of AdamW's best gain."]
+    said += [*left_out(found, rows), *more]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *said]) + "\n"
+
+
+def whole_table(
+    found: Comparison,
+    rows: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    level: float | None = None,
+) -> tuple[list[str], list[list[str]]]:
+    """Return headings and lines, those of `markdown`."""
+    by_name = {column.name: column for column in _columns(found, level)}
+    by_row = {outcome.family: outcome for outcome in found.outcomes}
+    for names, known in ((rows, by_row), (only, by_name)):
+        for name in names or ():
+            _check_known(name, known)
+    shown = [by_name[name] for name in only or by_name]
+    outcomes = [by_row[row] for row in rows or by_row]
+    lines = [[one.label, *(column.text(one) for column in shown)] for one in outcomes]
+    return ["method", *(column.head for column in shown)], lines
 
 
 def answers(found: Comparison, kind: str, row: str = "", measure: str = "") -> str:
@@ -235,10 +284,16 @@ def _check_known(name: str, known: Collection[str]) -> None:
 
 
 def notes(found: Comparison) -> list[str]:
-    """Return what a reader of the table has to know, a sentence or two each."""
-    said = [
+    """Return what a reader of the whole table has to know, a sentence or two each."""
+    return [*definitions(found), *left_out(found)]
+
+
+def definitions(found: Comparison, level: float | None = None) -> list[str]:
+    """Return what the columns mean."""
+    where = "mean over 70, 80, 90 and 95 %" if level is None else f"at {100 * level:g} %"
+    return [
         f"Forgetting is the rise of {found.task.rise}, relative to AdamW as trained, at equal "
-        "new loss: mean over 70, 80, 90 and 95 % of AdamW's best gain, then over seeds (range). "
+        f"new loss: {where} of AdamW's best gain, then over seeds (range). "
         "Where the old loss falls it is 0. A dash: a level is not reached, or AdamW forgets "
         "nothing there.",
         "Points are chosen on one half of the test data and evaluated on the other, both ways. "
@@ -247,11 +302,26 @@ def notes(found: Comparison) -> list[str]:
         "Good rates: new loss within 5 % of the method's best, and at most twice its least "
         f"forgetting on {found.old[0]} at 90 % of AdamW's gain, with every seed.",
     ]
-    diverged = [f"{o.label} {o.diverged}" for o in found.outcomes if o.diverged]
+
+
+def left_out(found: Comparison, rows: Sequence[str] | None = None) -> list[str]:
+    """Return what is not in the numbers of these rows; None is all."""
+    diverged = [
+        f"{one.label} {one.diverged}"
+        for one in found.outcomes
+        if one.diverged and (not rows or one.family in rows)
+    ]
+    missing = [
+        f"{family}, {reason}"
+        for family, reasons in found.missing.items()
+        if not rows or family in rows
+        for reason in reasons
+    ]
+    said = []
     if diverged:
         said.append(f"Evaluations that were not finite are left out: {', '.join(diverged)}.")
-    if found.missing:
-        said.append(f"Not in these numbers: {'; '.join(found.missing)}.")
+    if missing:
+        said.append(f"Not in these numbers: {'; '.join(missing)}.")
     return said
 
 
