@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -972,6 +973,154 @@ def test_memory_of_experts_is_planned(way: str) -> None:
         assert one.importance is not None
         assert one.importance.shape == tuple(known_of.importance.shape)
         assert (one.mask is not None) == (known_of.basis is not None)
+
+
+# AdamW's state in 8 bits --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eight_bits() -> Iterator[Any]:
+    """torchao's AdamW, whose step is compiled for each shape otherwise, in seconds each."""
+    optim = pytest.importorskip("torchao.optim")
+    with torch.compiler.set_stance("force_eager"):
+        yield optim.AdamW8bit
+
+
+def wide() -> Any:
+    """Its matrices have more than 4096 entries: smaller ones are not quantised."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    return made(LlamaForCausalLM, LlamaConfig(**SMALL | sizes))
+
+
+def begin(kind: Any, **way: Any) -> tuple[Any, Protection, Any]:
+    model = wide()
+    protection = syngap.protect(model, tokens(64, seed=2), anchors=8, **way)
+    return model, protection, protection.optimizer(kind(model.parameters(), lr=1e-3))
+
+
+def go(run: tuple[Any, Protection, Any], steps: range) -> None:
+    model, protection, optimizer = run
+    rows = text(BATCH * steps.stop)
+    for step in steps:
+        batch = collated(rows[BATCH * step : BATCH * (step + 1)])
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss + protection.loss()
+        loss.backward()
+        optimizer.step()
+
+
+def state_of(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
+    found: dict[Tensor, dict[str, Any]] = getattr(optimizer, "base", optimizer).state
+    return found
+
+
+def counted(states: dict[Tensor, dict[str, Any]]) -> int:
+    return memory.size(value for state in states.values() for value in state.values())
+
+
+@pytest.mark.parametrize("way", [{}, {"rank": 0.25}], ids=["default", "some-directions"])
+def test_a_state_of_8_bits_forgets_less_behind_the_gate_and_stays_small(
+    eight_bits: Any, way: dict[str, Any]
+) -> None:
+    runs = [
+        begin(eight_bits, **way),
+        begin(eight_bits, gate=False, teacher=False),
+        begin(AdamW, **way),
+    ]
+    for run in runs:
+        go(run, range(20))
+    protected, plain, _ = [run[1].report().kl for run in runs]
+    assert protected < plain / 2
+    numel = sum(param.numel() for param in runs[0][0].parameters())
+    sizes = [counted(state_of(run[2])) for run in runs]
+    assert sizes[0] == sizes[1] < 2.5 * numel
+    assert sizes[2] >= 8 * numel
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"rank": 0.25}, {"rotate": True}, {"gate": False}],
+    ids=["default", "some-directions", "rotated", "no-gate"],
+)
+def test_a_state_of_8_bits_goes_through_a_file_and_on_to_the_same_bits(
+    eight_bits: Any, way: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = begin(eight_bits, **way)
+    go(whole, range(3))
+    torch.save((whole[0].state_dict(), whole[2].state_dict()), tmp_path / "saved.pt")
+    go(whole, range(3, 6))
+    resumed = begin(eight_bits, **way)
+    weights, state = torch.load(tmp_path / "saved.pt", weights_only=True)
+    resumed[0].load_state_dict(weights)
+    resumed[2].load_state_dict(state)
+    go(resumed, range(3, 6))
+    assert_identical(values_of(resumed[0]), values_of(whole[0]))
+    assert resumed[1].report() == whole[1].report()
+    assert counted(state_of(resumed[2])) == counted(state_of(whole[2]))
+
+
+def test_the_trainer_has_its_own_8_bit_adamw_protected(tmp_path: Path, eight_bits: Any) -> None:
+    kls = []
+    for options in ({}, {"gate": False, "teacher": False}):
+        protect = {"known": tokens(64, seed=2)} | options
+        settings = {"optim": "adamw_torch_8bit", "learning_rate": 1e-3, "max_steps": 20}
+        one = trainer(tmp_path, protect, model=wide(), **settings)
+        one.train()
+        kls.append(one.protection.report().kl)
+    assert kls[0] < kls[1] / 2
+    assert not isinstance(one.optimizer.optimizer, GatedOptimizer)
+    numel = sum(param.numel() for param in one.model.parameters())
+    assert counted(one.optimizer.optimizer.state) < 2.5 * numel
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_head_grows_behind_a_state_of_8_bits(eight_bits: Any, rotate: bool) -> None:
+    """Its moments go on as they were, in full precision from then on."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+        known, new = torch.randn(256, 64), nn.Linear(64, 72, bias=False)
+    protection = syngap.protect(model, known, rotate=rotate)
+    optimizer: Any = protection.optimizer(eight_bits(model.parameters(), lr=1e-3))
+
+    def learn() -> None:
+        optimizer.zero_grad()
+        (cross_entropy(model(known), torch.arange(256) % 64) + protection.loss()).backward()
+        optimizer.step()
+
+    learn()
+    old: Any = model[1]
+    before = optimizer.base.state[old.weight]["exp_avg"].dequantize()
+    with torch.no_grad():
+        new.weight[:64] = old.weight
+    model[1] = new
+    protection.grow(old.weight, new.weight)
+    after = optimizer.base.state[new.weight]["exp_avg"]
+    assert after.shape == new.weight.shape
+    torch.testing.assert_close(after.norm(), before.norm())  # the same moment, and zeros
+    start = values_of(model)
+    learn()
+    assert all((value != start[name]).any() for name, value in values_of(model).items())
+
+
+def test_the_table_of_states_has_what_is_counted(eight_bits: Any) -> None:
+    """On shapes alone the count is that of a state with numbers, and it is the table's."""
+
+    def decoder_of(sizes: memory.Sizes, device: str) -> nn.Module:
+        with torch.device(device):
+            return memory.Decoder(sizes)
+
+    counts = [
+        memory.state_size(eight_bits, decoder_of(memory.SMALL, device))
+        for device in ("cpu", "meta")
+    ]
+    assert counts[0] == counts[1]
+    model = decoder_of(memory.MODELS[memory.ONE_CARD], "meta")
+    each = memory.state_size(eight_bits, model) / sum(p.numel() for p in model.parameters())
+    kept = Path(__file__).parents[2] / "results" / "speed" / "cpu" / "memory.md"
+    (row,) = re.findall(r"^\| AdamW8bit .*$", kept.read_text(encoding="utf-8"), re.MULTILINE)
+    assert row.split("|")[2].strip() == f"{each:.2f}"
 
 
 # What benchmarks/memory.py plans with

@@ -1,8 +1,9 @@
 """What the documentation shows works: examples run, commands parse, tables and links are right.
 
 Every ```python block of a page runs, in order and in one namespace a page, beginning with what
-`prelude` holds. A block after `<!-- not run: reason -->` does not run. Where a block ends in an
-expression with its value in a comment, the value is compared.
+`prelude` holds. A block after `<!-- not run: reason -->` does not run, and one after
+`<!-- with PACKAGE -->` runs where that is installed. Where a block ends in an expression with its
+value in a comment, the value is compared.
 """
 
 from __future__ import annotations
@@ -48,24 +49,28 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
 
 
 class Block(NamedTuple):
-    """A fenced block: its text, the line it begins at, and why it is not run, if it is not."""
+    """A fenced block: its text, the line it begins at, why it is not run, what it has to have."""
 
     language: str
     text: str
     line: int
     not_run: str | None
+    package: str | None
 
 
 def blocks(page: Path, language: str) -> list[Block]:
     """Return the fenced blocks of `page` in `language`."""
     text = page.read_text(encoding="utf-8")
     found = re.finditer(
-        r"(?:^<!-- not run: (?P<why>.+?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+        r"(?:^<!-- (?:not run: (?P<why>.+?)|with (?P<package>\w+)) -->\n)?"
+        r"^```(?P<language>\w+)\n(?P<text>.*?)^```$",
         text,
         re.MULTILINE | re.DOTALL,
     )
     return [
-        Block(m["language"], m["text"], text.count("\n", 0, m.start("text")), m["why"])
+        Block(
+            m["language"], m["text"], text.count("\n", 0, m.start("text")), m["why"], m["package"]
+        )
         for m in found
         if m["language"] == language
     ]
@@ -157,7 +162,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     names = prelude()
     for example in examples:
-        if example.not_run:
+        if example.not_run or (example.package and find_spec(example.package) is None):
             continue
         shown = _shown_value(example.text)
         tree = ast.parse("\n" * example.line + example.text, str(page))

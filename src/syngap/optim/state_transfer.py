@@ -235,7 +235,8 @@ def grown(
             if rotated is None:
                 larger[key][tuple(slice(size) for size in old.shape)] = value
             else:
-                found = _grown_coordinates(value.reshape(rotated.shape(old)), rotated, old, new)
+                plain = old.new_empty(old.shape, dtype=value.dtype).copy_(value)  # if quantised
+                found = _grown_coordinates(plain.reshape(rotated.shape(old)), rotated, old, new)
                 larger[key].copy_(found.view(new.shape))
     if "mean" in state:
         larger["mean"] = state["mean"] * (old.numel() / max(1, new.numel()))
