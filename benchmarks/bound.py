@@ -20,8 +20,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it
 import torch
 from cases import CASES, Case
 from loop import DEVICE, GPU, ROUNDS, ours, timed
-from measure import in_turns, machine, progress, table
+from measure import Kernel, busy, in_turns, kind_of, machine, progress, rows_by, short_name, table
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,6 +31,14 @@ SIDE = 8192 if GPU else 1024  # of the large product
 COPIED = 1 << (31 if GPU else 28)  # bytes, half of them read
 DTYPE = torch.bfloat16 if GPU else torch.float32
 TOP = 8  # operations
+KERNELS = 16
+PROFILED = 20  # steps on a GPU
+ON_GPU = """
+Further tables are a profile of captured steps: kernels by kind, then those that take most. A fused
+kernel has one kind: normalisation if that is in it, else activation. "No kernel" is the time
+between kernels while they are profiled, which makes a step longer; "by the clock" it is what
+remains of a step that nobody profiles.
+"""
 
 
 def work(case: Case) -> tuple[float, float]:
@@ -106,6 +115,51 @@ def operations(case: Case, method: str) -> list[list[str]]:
     ]
 
 
+def kernels_of(events: Any, device: DeviceType = DeviceType.CUDA) -> list[Kernel]:
+    """Return what ran on a device: no calls on the CPU, and no names that a user gave to parts."""
+    return [
+        Kernel(event.name, event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == device and not getattr(event, "is_user_annotation", False)
+    ]
+
+
+def profile_tables(case: Case, compiled: bool) -> None:
+    """Print where the captured step of ER spends a GPU's time."""
+    name = f"{case.name}, er{', compiled' if compiled else ''}"
+    progress(name)
+    loop = ours(case, "er", compiled=compiled)
+    for _ in range(2):  # in the first all is compiled, in the second captured
+        loop()
+    clock = timed(loop)
+    step = min(clock() for _ in range(ROUNDS)) / case.steps
+    loop.turn = PROFILED
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        loop()
+        torch.cuda.synchronize()
+    print_kernels(name, 1e6 * step, kernels_of(found.events()))
+
+
+def print_kernels(name: str, step: float, kernels: list[Kernel]) -> None:
+    """Print two tables of the kernels of PROFILED steps, which take `step` µs each by the clock."""
+    title = f"{name}, {step / 1e3:.3g} ms a step by the clock"
+    if not kernels:
+        print(f"\n{title}: the profiler saw no kernel")
+        return
+    head = ["µs a step", "of the time", "kernels a step"]
+    gap = step - busy(kernels) / PROFILED
+    rows = rows_by(kind_of, kernels, PROFILED)
+    rows.append(["no kernel, by the clock", f"{gap:.1f}", f"{gap / step:.1%}", ""])
+    table(f"{title}, by kind:", ["kind", *head], rows)
+
+    def label(name: str) -> str:
+        return f"{kind_of(name)}: {short_name(name)}"
+
+    rows = rows_by(label, kernels, PROFILED, KERNELS)[:-1]
+    table(f"{title}, kernels:", ["kernel", *head], rows)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
@@ -116,6 +170,11 @@ def main() -> None:
     head = ["", "ms a step", "GFLOP", "GFLOP/s", "products, ms"]
     head += ["MB", "GB/s", "memory, ms", "× the larger bound", "compiling, s"]
     table("ER:", head, rows)
+    if GPU:
+        print(ON_GPU)
+    for case in CASES["cuda"].values() if GPU else ():
+        for compiled in (False, True):
+            profile_tables(case, compiled)
     for case in () if GPU else list(CASES["cpu"].values())[1:]:
         for method in ("er", "syngap"):
             head = ["operation", "µs a step", "of all", "calls a step"]

@@ -1,12 +1,14 @@
 """What grows with what? Set-up and step of `protect` relative to AdamW, steps of a stream to ER.
 
 python benchmarks/growth.py [--device cuda] [--only width,tasks]
+python benchmarks/run.py cpu --only growth --keep results/speed/cpu
 python benchmarks/growth.py --draw results/speed/cpu/growth.md docs/figures/growth.svg
 
 Of `protect`: a model of an embedding, `depth` square layers and a head over `classes` tokens, 16
-texts of 16 tokens a step, 128 known texts, 16 anchors at each step. One of these numbers varies at
+texts of 64 tokens a step, 128 known texts, 16 anchors at each step. One of these numbers varies at
 a time. AdamW (fused) is the peer, and takes its steps in the same turns; the set-up is counted in
-steps of AdamW. A ratio that does not change with size grows as AdamW's own step does.
+steps of AdamW. A ratio that does not change with size grows as AdamW's own step does. The gate's
+products do not depend on the tokens of a step: with fewer its ratio is larger.
 
 Of a stream: an MLP 192-512-1000, batch 64 + 64. Learners that have come to different places take
 steps in turns; "x" is relative to the first place. Memory is the process's own. Task 2 is within
@@ -42,7 +44,7 @@ Turn = Callable[[], float]
 # protect ------------------------------------------------------------------------------------------
 
 BASE = {"width": 128, "depth": 4, "classes": 1000, "anchors": 16, "known inputs": 128}
-LENGTH, TEXTS = 16, 16  # tokens of a text, and texts of a step
+LENGTH, TEXTS = 64, 16  # tokens of a text, and texts of a step
 SWEEPS: dict[str, dict[str, tuple[int, ...]]] = {
     "cpu": {
         "width": (64, 128, 256, 512),

@@ -1,15 +1,18 @@
-"""Timing in turns, peak memory, and tables, for every benchmark alike."""
+"""Timing in turns, peak memory, kernels by kind, and tables, for every benchmark alike."""
 
 from __future__ import annotations
 
 import gc
 import os
 import platform
+import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -84,6 +87,76 @@ def captured(once: Callable[[], object], times: int = 1) -> Callable[[], None]:
         graph.replay()
 
     return replay
+
+
+class Kernel(NamedTuple):
+    """What a GPU did once, as a profiler names it, in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+# The first that a name has says the kind, so a fused kernel counts as what takes most in it. Names
+# that torch.compile makes list all operations that are fused, "convolution_backward" for a cast of
+# its result too: convolutions themselves are cuDNN's, or made from a template ("tem").
+KINDS = {
+    "convolutions": r"fprop|dgrad|wgrad|scudnn|convolve|conv2d|winograd|triton_tem_\w*convolution",
+    "products": r"gemm|gemv|nvjet|splitKreduce|triton_tem",
+    "normalisation": r"batch_?norm|layer_?norm|cudnn::bn_|triton_\w*_var_mean",
+    "copies and layout": r"Memcpy|Memset|multi_tensor_apply.*(Copy<|Zero)|FillFunctor|CatArray"
+    r"|_copy_kernel|nchwToNhwc|nhwcToNchw|AddPadding|triton_poi_fused_(to_copy|clone|cat|convolution|_)+\d+$",
+    "optimizer update": r"multi_tensor_apply|triton_for_|^step$",
+    "loss": r"(?i)softmax|nll_loss",
+    "activation": r"clamp|threshold|relu|gelu|silu",
+    "draws and indices": r"distribution|[iI]ndex|gather|scatter|[sS]ort|[sS]can|arange|random",
+    "sums and means": r"reduce|triton_(per|red)_",
+    "other arithmetic": r"elementwise|triton_",
+}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a kernel: a key of KINDS, or "others"."""
+    return next((kind for kind, words in KINDS.items() if re.search(words, name)), "others")
+
+
+def busy(kernels: Sequence[Kernel]) -> float:
+    """Return the microseconds in which at least one of the kernels ran."""
+    total, until = 0.0, float("-inf")
+    for _, start, end in sorted(kernels, key=lambda kernel: kernel.start):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def rows_by(
+    label: Callable[[str], str], kernels: Sequence[Kernel], steps: int, most: int | None = None
+) -> list[list[str]]:
+    """Return µs a step, share of the whole time and kernels a step for each label of a name.
+
+    The last row is the time in which no kernel ran. The whole time is that from the first kernel's
+    start to the last one's end.
+    """
+    if not kernels:
+        return []
+    spent, counts = defaultdict[str, float](float), defaultdict[str, int](int)
+    for name, start, end in kernels:
+        spent[label(name)] += end - start
+        counts[label(name)] += 1
+    whole = max(kernel.end for kernel in kernels) - min(kernel.start for kernel in kernels)
+    order = sorted(spent, key=lambda each: -spent[each])[:most]
+    found = [(each, spent[each], f"{counts[each] / steps:.1f}") for each in order]
+    found.append(("no kernel", whole - busy(kernels), ""))
+    return [
+        [each, f"{time / steps:.1f}", f"{time / whole:.1%}", times] for each, time, times in found
+    ]
+
+
+def short_name(name: str, most: int = 72) -> str:
+    """Return a kernel's name without what all have, for a cell of a table."""
+    parts = r"^void |at::native::|c10::|std::|\(anonymous namespace\)::|<unnamed>::|\(int\)"
+    name = re.sub(parts, "", name).replace("|", "/")
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def tight_malloc() -> dict[str, str]:

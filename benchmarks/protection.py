@@ -4,9 +4,10 @@ python benchmarks/protection.py [--device cuda] [--sizes 15M,135M,270M,1.3B] [--
 Models have the shapes of stories15M, SmolLM2-135M, Gemma-3-270M (as a Llama) and a Llama of 1.3 B,
 and random weights, which cost what trained ones do. All variants are in memory, and take some steps
 each in turn, so that a machine whose speed changes changes it for all of them. Times are medians
-over these turns. Memory is a variant's own, with what CUDA graphs keep for themselves; that of the
-set-up is without the state that AdamW makes later. LoRA is peft's, and left out where peft is not
-installed.
+over these turns; on a CPU one thread, in seconds of its CPU. Memory, of a GPU alone, is a variant's
+own, with what CUDA graphs keep for themselves; that of the set-up is without the state that AdamW
+makes later. Without transformers a decoder of the same shapes takes the Llama's place, which has no
+rotary positions. LoRA is peft's, and left out where peft is not installed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from measure import table
+from measure import machine, table
+from memory import Decoder, Sizes
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from syngap import protect
 from syngap.bench.finetuning.loop import memory_of_graphs
@@ -61,12 +62,53 @@ def make_model(size: str, layers: int | None, device: torch.device) -> nn.Module
     if layers is not None:
         options["num_hidden_layers"] = layers
     torch.manual_seed(0)
+    if not is_installed("transformers"):
+        with device:
+            model = Decoder(decoder_sizes(**options))
+        for param in model.parameters():
+            if param.dim() > 1:
+                nn.init.normal_(param, std=0.02)  # as a Llama's: no prediction is certain
+        return model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     with device:
         return LlamaForCausalLM(LlamaConfig(**options))
 
 
-def has_peft() -> bool:
-    return importlib.util.find_spec("peft") is not None
+def decoder_sizes(
+    vocab_size: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    tie_word_embeddings: bool,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    use_cache: bool = False,
+) -> Sizes:
+    """Return the shapes of a Llama with these options."""
+    return Sizes(
+        width=hidden_size,
+        layers=num_hidden_layers,
+        heads=num_attention_heads,
+        key_heads=num_key_value_heads or num_attention_heads,
+        head=head_dim or hidden_size // num_attention_heads,
+        hidden=intermediate_size,
+        vocabulary=vocab_size,
+        tied=tie_word_embeddings,
+    )
+
+
+def is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def now(device: torch.device) -> float:
+    """Return seconds of the CPU, which other programs lengthen little, or of a GPU's clock."""
+    if device.type == "cpu":
+        return time.process_time()
+    synchronize(device)
+    return time.perf_counter()
 
 
 def synchronize(device: torch.device) -> None:
@@ -91,17 +133,15 @@ class Trained:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             [param for param in self.model.parameters() if param.requires_grad],
             lr=1e-5,
-            fused=self.device.type == "cuda",
+            fused=True,
         )
         self.penalty: Callable[[], Tensor | float] = lambda: 0.0
-        synchronize(self.device)
-        began = time.perf_counter()
+        began = now(self.device)
         if options is not None:
             protection = protect(self.model, tokens, predict=self.logits, **options)
             optimizer = protection.optimizer(optimizer)
             self.penalty = protection.loss
-        synchronize(self.device)
-        self.setup = time.perf_counter() - began
+        self.setup = now(self.device) - began if options is not None else 0.0
         self.setup_memory = largest_memory(self.device) - before
         self.optimizer = optimizer
         self.tokens = torch.randint(words, (args.batch, args.length), device=self.device)
@@ -113,12 +153,12 @@ class Trained:
 
     def logits(self, tokens: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits: Tensor = self.model(tokens).logits
+            output = self.model(tokens)
+        logits: Tensor = output if isinstance(output, Tensor) else output.logits
         return logits
 
     def turn(self) -> None:
-        synchronize(self.device)
-        began = time.perf_counter()
+        began = now(self.device)
         for _ in range(TURN):
             penalty = self.penalty()
             logits = self.logits(self.tokens)[:, :-1].flatten(0, 1)
@@ -128,8 +168,7 @@ class Trained:
             self.optimizer.step()
             if self.waits:
                 loss.item()
-        synchronize(self.device)
-        self.turns.append((time.perf_counter() - began) / TURN)
+        self.turns.append((now(self.device) - began) / TURN)
         self.optimizer.zero_grad()  # gradients do not wait in memory while others take their turn
 
 
@@ -145,6 +184,14 @@ def main() -> None:
     parser.add_argument("--wait", action="store_true", help="read the loss at each step")
     parser.add_argument("--only", help="variants whose name has this regular expression, and AdamW")
     args = parser.parse_args()
+    on_gpu = torch.device(args.device).type == "cuda"
+    if not on_gpu:
+        torch.set_num_threads(1)
+    print(__doc__)
+    print(torch.cuda.get_device_name() if on_gpu else machine())
+    for package in ("transformers", "peft"):
+        if not is_installed(package):
+            print(f"{package} is not installed.")
     for size in args.sizes.split(","):
         compare(argparse.Namespace(**vars(args) | {"size": size}))
 
@@ -153,7 +200,7 @@ def compare(args: argparse.Namespace) -> None:
     """Print the table of one model."""
     wanted = [name for name in VARIANTS if not args.only or re.search(args.only, name)]
     names = ["AdamW", *(name for name in wanted if name != "AdamW")]
-    if not has_peft():
+    if not (is_installed("peft") and is_installed("transformers")):
         names = [name for name in names if VARIANTS[name] is not LORA]
     warm = {"size": "15M", "layers": 1, "known": 8}
     Trained({"batch_size": 8}, argparse.Namespace(**vars(args) | warm))

@@ -17,8 +17,18 @@ from measure import machine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    "cpu": ("loop", "layout", "bound", "step", "importance", "memory", "growth", "start"),
+    "cpu": (
+        *("loop", "layout", "bound", "step", "importance", "memory", "growth", "protection"),
+        "start",
+    ),
     "cuda": ("loop", "bound", "gpu", "bandwidth", "memory", "growth", "protection"),
+}
+
+
+VARIANTS = ["--only", "^gate$|default|LoRA"]
+PROTECTION = {
+    "cpu": ["--sizes", "15M", "--length", "64", "--known", "64", "--turns", "3", *VARIANTS],
+    "cuda": ["--sizes", "15M,135M,270M,1.3B", *VARIANTS],
 }
 
 
@@ -40,7 +50,7 @@ def main() -> None:
             "bound": [args.device],
             "memory": ["--device", args.device],
             "growth": ["--device", args.device],
-            "protection": ["--sizes", "15M,135M,270M,1.3B", "--only", "^gate$|default|LoRA"],
+            "protection": ["--device", args.device, *PROTECTION[args.device]],
         }.get(script, [])
         command = [sys.executable, str(HERE / f"{script}.py"), *where]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

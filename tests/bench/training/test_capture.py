@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import assert_identical
 from learning import CASES, beginning, learner
+from measure import KINDS, Kernel, busy, kind_of, rows_by, short_name
 from rerun import Rerun, stream
 from torch import Tensor
 
@@ -177,3 +178,107 @@ def test_other_shapes_do_not_fit() -> None:
         decision(lambda: torch.zeros(next(lengths)), CPU)
     assert tape.fits(tape.make_again())
     assert not tape.fits(tape.make_again())
+
+
+# What a profile of captured steps says (benchmarks/bound.py)
+
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::"
+UNNAMED = "(anonymous namespace)::"
+LAMBDA = "(at::TensorIteratorBase&)::{lambda()#1}, std::array<char*, 2ul> >(int)"
+FOREACH = (
+    f"void at::native::{UNNAMED}multi_tensor_apply_kernel<at::native::{UNNAMED}TensorListMetadata"
+)
+KERNELS = {  # as cuDNN, cuBLAS, ATen and torch.compile name them
+    "convolutions": (
+        "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
+        "_warpgroupsize1x1x1_g1_execute_segment_k_off_kernel__5x_cudnn",
+        "sm80_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize32x256x32"
+        "_stage3_warpsize1x4x1_g1_tensor16x8x16_execute_kernel_cudnn_train",
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816dgrad_optimized_bf16_128x128>",
+        "cutlass3x_sm100_tensorop_s256x256x16implicit_gemm_fprop_bf16",
+        "void cudnn::cnn::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int, int, int)",
+        "void conv2d_grouped_direct_kernel<float, float, float>(cudnnTensorStruct)",
+        "volta_scudnn_128x32_relu_medium_nn_v1",
+        "triton_tem_fused_convolution_3",
+    ),
+    "products": (
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_64x1_tn>",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
+        "triton_tem_fused_mm_0",
+    ),
+    "normalisation": (
+        "void cudnn::bn_fw_tr_1C11_kernel_NCHW<__half, float, 512, true, 1>",
+        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>(float)",
+        "void cudnn::batchnorm_bwtr_nhwc_semiPersist<__half, int, 2>",
+        "void at::native::batch_norm_backward_elemt_channels_last_kernel<4, c10::BFloat16, float>",
+        "triton_red_fused_native_batch_norm_backward_threshold_backward_15",
+        "triton_red_fused__native_batch_norm_legit_functional_add_convolution_backward"
+        "_native_batch_norm_backward_threshold_backward_10",
+        "triton_poi_fused__native_batch_norm_legit_functional__to_copy_add_copy__relu_2",
+    ),
+    "activation": (
+        f"{ELEMENTWISE}{UNNAMED}launch_clamp_scalar{LAMBDA}",
+        f"{ELEMENTWISE}{UNNAMED}threshold_kernel_impl<c10::BFloat16>{LAMBDA}",
+        "triton_poi_fused_add_relu_7",
+    ),
+    "optimizer update": (
+        f"{FOREACH}<2>, at::native::{UNNAMED}BinaryOpListAlphaFunctor<float, 2, 2, 0>, "
+        "std::plus<float>, float>",
+        f"{FOREACH}<3>, at::native::{UNNAMED}FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>",
+        "step",  # src/syngap/optim/fused.py
+    ),
+    "copies and layout": (
+        "Memcpy DtoD (Device -> Device)",
+        "Memset (Device)",
+        f"{ELEMENTWISE}bfloat16_copy_kernel_cuda{LAMBDA}",
+        f"void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda{LAMBDA}",
+        f"{ELEMENTWISE}FillFunctor<float>, std::array<char*, 1ul> >(int)",
+        f"void at::native::{UNNAMED}CatArrayBatchedCopy<at::native::{UNNAMED}OpaqueType<4u>>",
+        f"{FOREACH}<2>, at::native::{UNNAMED}UnaryOpFunctor<float, 2, 1, 1>, "
+        "at::native::Copy<float, float>>",
+        "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>",
+        "triton_poi_fused__to_copy_convolution_5",
+    ),
+    "loss": (
+        f"void {UNNAMED}softmax_warp_forward<float, float, float, 7, true, false>",
+        "void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>",
+    ),
+    "draws and indices": (
+        f"void at::native::{UNNAMED}distribution_elementwise_grid_stride_kernel<float, 4>",
+        f"void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel{LAMBDA}",
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<int>",
+    ),
+    "sums and means": (
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps<float>>>",
+        "triton_per_fused_sum_14",
+    ),
+    "other arithmetic": (
+        f"{ELEMENTWISE}CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul> >(int)",
+        "triton_poi_fused_add_mul_1",
+    ),
+    "others": ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names]
+)
+def test_a_profile_knows_kinds_of_kernels_by_their_names(kind: str, name: str) -> None:
+    assert {*KERNELS} == {*KINDS, "others"}
+    assert kind_of(name) == kind
+    assert "|" not in short_name(name)
+
+
+def test_a_profile_tells_time_without_a_kernel_from_kernels_at_once() -> None:
+    copy, step = "Memset (Device)", "step"
+    kernels = [Kernel(step, 4, 6), Kernel(copy, 0, 2), Kernel(copy, 1, 3), Kernel(step, 8, 10)]
+    assert busy(kernels) == 7
+    assert rows_by(kind_of, kernels, steps=2) == [
+        ["optimizer update", "2.0", "40.0%", "1.0"],
+        ["copies and layout", "2.0", "40.0%", "1.0"],
+        ["no kernel", "1.5", "30.0%", ""],
+    ]
+    assert rows_by(kind_of, kernels, steps=2, most=1)[1:] == [["no kernel", "1.5", "30.0%", ""]]
+    assert rows_by(kind_of, [], steps=2) == []
