@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkout import ROOT
-from finetuned import setting
+from finetuned import setting, share_nothing
 
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import methods
@@ -24,7 +24,6 @@ from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.models import causal_lm as module
 from syngap.bench.finetuning.models.causal_lm import causal_lm, write_tokenizer
 from syngap.bench.finetuning.models.encoder import sentence_encoder
-from syngap.bench.finetuning.models.language_model import share_nothing
 from syngap.bench.finetuning.setting import Anchors, Batch
 from syngap.bench.finetuning.texts.python import python_texts
 from syngap.bench.store.shared import share_folder_in, share_in

@@ -43,12 +43,11 @@ from transformers import (
     MixtralForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
-    Trainer,
     TrainingArguments,
 )
 from transformers.integrations import moe
 
-from syngap.integrations.transformers import SynGAPTrainer, protected_loss
+from syngap.integrations.transformers import SynGAPTrainer
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{said}")
@@ -123,11 +122,6 @@ def arguments(folder: Path, kind: Any = TrainingArguments, **options: Any) -> An
 class InOrder(SynGAPTrainer):
     """Batches in the order of the data, so that a loop can take the same."""
 
-    def _get_train_sampler(self, *_: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
-class PlainInOrder(Trainer):
     def _get_train_sampler(self, *_: Any) -> Any:
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
@@ -248,52 +242,6 @@ def test_evaluation_has_no_teacher(tmp_path: Path) -> None:
     drawn = one.gate.param_groups[0]["drawn"]
     assert one.evaluate(text())["eval_loss"] == pytest.approx(expected, rel=1e-4)
     assert one.gate.param_groups[0]["drawn"] == drawn == 3
-
-
-@pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize("padded", [0, 3])
-def test_a_plain_trainer_adds_the_loss_by_a_function(
-    tmp_path: Path, accumulated: int, padded: int
-) -> None:
-    """Each batch has the weight of its labels: exactly that of the loop where all have as many."""
-    rows = text(6 * accumulated * BATCH, padded)
-    model = decoder(0.0)
-    protection = syngap.protect(model, KNOWN, rotate=False)
-    base = AdamW(grouped(model), lr=RATE, weight_decay=0.0)
-    one = PlainInOrder(
-        model,
-        arguments(tmp_path, gradient_accumulation_steps=accumulated),
-        train_dataset=rows,
-        optimizers=(protection.optimizer(base), None),
-        compute_loss_func=protected_loss(protection),
-    )
-    one.train()
-    expected = decoder(0.0)
-    _, wanted = by_hand(expected, rows, accumulated)
-    assert losses(one) == pytest.approx(wanted, rel=1e-4)
-    torch.testing.assert_close(values_of(model), values_of(expected), rtol=1e-3, atol=1e-5)
-
-
-def test_a_loss_of_ones_own_has_the_teacher_added(tmp_path: Path) -> None:
-    config = BertConfig(**SMALL, num_labels=2)
-    model = made(BertForSequenceClassification, config)
-    protection = syngap.protect(model, KNOWN)
-    with pytest.raises(ValueError, match="pass loss="):
-        protected_loss(protection)
-
-    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
-        return cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
-
-    rows = [{"input_ids": row, "labels": torch.tensor(int(row[0]) % 2)} for row in tokens(8)]
-    one = Trainer(
-        model,
-        arguments(tmp_path, max_steps=2),
-        train_dataset=rows,
-        optimizers=(protection.optimizer(AdamW(model.parameters(), RATE)), None),
-        compute_loss_func=protected_loss(protection, loss),
-    )
-    one.train()
-    assert protection.report().parts == ("gate", "teacher")
 
 
 # What protect= takes ------------------------------------------------------------------------------
@@ -430,31 +378,6 @@ def test_a_resumed_trainer_ends_with_the_same_bits(
     )
     reports = [each.protection.report() for each in (whole, resumed)]
     assert reports[0] == reports[1]
-
-
-@pytest.mark.parametrize("has_adapters", [False, True])
-def test_a_resumed_plain_trainer_ends_with_the_same_bits(
-    tmp_path: Path, has_adapters: bool
-) -> None:
-    def begin() -> Any:
-        model = adapted() if has_adapters else decoder()
-        protection = syngap.protect(model, KNOWN, anchors=2)
-        trained = [param for param in model.parameters() if param.requires_grad]
-        return Trainer(
-            model,
-            arguments(tmp_path, save_strategy="steps", save_steps=4, max_steps=8),
-            train_dataset=text(),
-            optimizers=(protection.optimizer(AdamW(trained, RATE)), None),
-            compute_loss_func=protected_loss(protection),
-        )
-
-    whole = begin()
-    whole.train()
-    torch.manual_seed(99)
-    resumed = begin()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert losses(resumed) == losses(whole)
-    assert_identical(values_of(resumed.model), values_of(whole.model))
 
 
 SCRIPT = """

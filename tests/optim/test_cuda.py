@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from learning import CASES as METHODS
 from learning import beginning, picture_tasks, weights
+from measure import captured
 from notebook import Interrupted, Notebook
 from PIL import Image
 from tiny import job, results
@@ -71,19 +71,6 @@ def train_step(model: nn.Module, optimizer: SynGAP, x: Tensor, y: Tensor, bf16: 
     optimizer.observe(logits)
     loss.backward()
     optimizer.step()
-
-
-def captured(step: Callable[[], None]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 CASES = {
@@ -290,10 +277,10 @@ ROUNDING = ("0.bias", "1.running_mean")
 def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
     kind, options = METHODS[case]
     results = []
-    for captured in (False, True):
+    for is_captured in (False, True):
         tasks = picture_tasks(per_class=13)
         stream = Stream(tasks, 0, batch=4, epochs=2)
-        begin = beginning(case, stream, device="cuda", captured=captured)
+        begin = beginning(case, stream, device="cuda", captured=is_captured)
         stream = stream.present(begin().sees).to(torch.device("cuda"))
         notebook = Notebook()
         method = train(stream, begin, notebook, evaluate_every=7)

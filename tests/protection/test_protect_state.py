@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import syngap
-from syngap.optim import gate_changes, loaded_directions
+from syngap.optim import direction_checks, gate_changes
 from syngap.optim.basis import Basis
 from syngap.optim.fisher import Estimator, Schedule
-from syngap.optim.state_transfer import RECORD, basis_in, grown
+from syngap.optim.parameter_state import RECORD, basis_in, grown
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection
 
@@ -692,9 +692,9 @@ def test_rounding_of_directions_is_not_refused() -> None:
     """The largest in use, in each type they may be in."""
     generator = torch.Generator().manual_seed(0)
     square = torch.linalg.qr(torch.randn(700, 700, generator=generator, dtype=torch.float64)).Q
-    for dtype, tolerance in loaded_directions._TOLERANCE.items():
+    for dtype, tolerance in direction_checks._TOLERANCE.items():
         for count in (700, 60):
-            error = loaded_directions._distance_from_orthonormal(square[:, :count].to(dtype))
+            error = direction_checks._distance_from_orthonormal(square[:, :count].to(dtype))
             assert error < 0.7 * tolerance
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from syngap.bench.finetuning.models import LanguageModel, Making
 from syngap.bench.finetuning.models.byte import Block, byte_model
 from syngap.bench.finetuning.models.classifier import Classifier
 from syngap.bench.finetuning.models.encoder import Encoder
-from syngap.bench.finetuning.models.language_model import share_nothing
+from syngap.bench.finetuning.models.language_model import Shared
 from syngap.bench.finetuning.point import Point
 from syngap.bench.finetuning.setting import Anchors
 from syngap.bench.finetuning.texts import Texts
@@ -31,6 +31,7 @@ __all__ = [
     "encoder_setting",
     "point",
     "setting",
+    "share_nothing",
     "tiny_classifier",
     "tiny_encoder",
     "tiny_images",
@@ -63,6 +64,13 @@ EXPERIMENT: dict[str, Any] = {
     "methods": {"adamw": {"lr": [0.003, 0.01]}, "kl": {"lr": [0.003, 0.01]}},
     "seeds": [0],
 }
+
+
+def share_nothing(
+    name: str, make: Callable[[], Mapping[str, Tensor]], *, any_seed: bool = False
+) -> Shared:
+    """Make tensors for one run alone."""
+    return Shared(make(), 0.0)
 
 
 @cache

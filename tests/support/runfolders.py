@@ -95,7 +95,6 @@ def write_made_landscape(
 
     folder = directory / f"{row}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"row": row, "seed": seed}))
     losses: dict[str, float] = {"initialisation": 2.3, "task 1": 0.01, "task 2": 1.5}
     made = Landscape(
         row=row,

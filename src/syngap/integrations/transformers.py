@@ -1,7 +1,7 @@
 """`syngap.protect` and SynGAP in the Trainer of Hugging Face transformers.
 
 `SynGAPTrainer(protect=...)` passes the optimizer that the Trainer makes through the protection, and
-adds the teacher's loss. `protected_loss` does the second for a plain Trainer.
+adds the teacher's loss.
 
 Without `protect` the optimizer observes each forward pass: `compute_loss` is where forward pass and
 graph are both at hand. Importance is in the optimizer's state and labels are drawn from torch's
@@ -10,7 +10,7 @@ own generators: both are in the Trainer's checkpoints, so a resumed run takes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from syngap.protection import Protection
 from syngap.protection import protect as protect_model
 from syngap.protection.hints import AS_TOKENS
 
-__all__ = ["SynGAPTrainer", "protected_loss"]
+__all__ = ["SynGAPTrainer"]
 
 _IGNORED = -100  # the label that the losses of transformers leave out
 
@@ -314,58 +314,6 @@ class SynGAPTrainer(Trainer):
     def _is_decoder(self) -> bool:
         generates = getattr(self.model, "can_generate", None)
         return bool(generates and generates() and not self.model.config.is_encoder_decoder)
-
-
-def protected_loss(
-    protection: Protection, loss: Callable[..., Tensor] | None = None
-) -> Callable[..., Tensor]:
-    """Return a `compute_loss_func` for a plain Trainer that adds the teacher's loss in training.
-
-    With accumulated batches each has the weight that its labels have in the Trainer's mean.
-
-    Args:
-        protection: what `syngap.protect` returned; its `optimizer` goes to `optimizers=`.
-        loss: called with outputs, labels and `num_items_in_batch=`, as `compute_loss_func` is; None
-            is the loss of a causal language model.
-
-    Examples:
-        >>> protection = syngap.protect(model, known)  # doctest: +SKIP
-        >>> optimizer = protection.optimizer(AdamW(model.parameters(), 1e-4))  # doctest: +SKIP
-        >>> trainer = Trainer(
-        ...     model,
-        ...     args,
-        ...     train_dataset=new,
-        ...     optimizers=(optimizer, None),
-        ...     compute_loss_func=protected_loss(protection),
-        ... )  # doctest: +SKIP
-    """
-    model: Any = protection.model
-    predicts_next = getattr(model, "loss_type", None) == "ForCausalLM"
-    if loss is None and not predicts_next:
-        raise ValueError(
-            f"the loss of {type(model).__name__} is not that of a causal language model: pass "
-            "loss=, a function of outputs, labels and num_items_in_batch="
-        )
-
-    def compute(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
-        own: Tensor
-        if loss is not None:
-            own = loss(outputs, labels, num_items_in_batch=num_items_in_batch)
-        else:
-            size = model.config.get_text_config().vocab_size
-            own = model.loss_function(
-                outputs.logits, labels, vocab_size=size, num_items_in_batch=num_items_in_batch
-            )
-        if not (model.training and torch.is_grad_enabled()):
-            return own
-        teacher = protection.loss()
-        if num_items_in_batch is None:
-            return own + teacher
-        counted = labels[..., 1:] if predicts_next else labels
-        share: Tensor = (counted != _IGNORED).sum() / num_items_in_batch
-        return own + teacher * share
-
-    return compute
 
 
 def _gate_of(optimizer: Any) -> GatedOptimizer | None:

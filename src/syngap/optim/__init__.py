@@ -14,11 +14,12 @@ Where to find what:
   directions; `uses`: where a forward pass multiplies with a weight
 - `update`: the arithmetic of a step; `update_forms`: how another optimizer's update goes through
   the gate; `fused`: one kernel on a GPU; `compact`: importance in two bytes
-- `defaults`: the values where a user sets none; `checks`: what a user may set; `loading`,
-  `loaded_directions`: what a state may hold that is loaded; `errors`, `notices`: errors and
-  warnings; `gate_changes`: importance taken over, restored, or grown between steps
-- `consolidation`, `state_transfer`, `summary`: inputs without labels, states restored and of grown
-  parameters, numbers to log
+- `defaults`: the values where a user sets none; `checks`: what a user may set;
+  `state_checks`, `direction_checks`: what a state may hold that is loaded; `errors`: errors, and
+  warnings that are given once
+- `gate_changes`: importance from inputs, taken over, restored, or grown between steps;
+  `predictions`: a model run over inputs, leaving no trace; `parameter_state`: what a state holds of
+  a parameter, restored or grown; `summary`: numbers to log
 - `tensors`: precision, and tensors that are sharded; `ballistic`: a baseline
 """
 

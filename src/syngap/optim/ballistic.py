@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim.checks import check_number
-from syngap.optim.loading import check_groups, check_states, forms_of, match
-from syngap.optim.state_transfer import VERSION, names_of
+from syngap.optim.parameter_state import VERSION, names_of
+from syngap.optim.state_checks import check_groups, check_states, forms_of, match
 from syngap.optim.tensors import accumulator, wide
 
 __all__ = ["Ballistic"]

@@ -28,6 +28,7 @@ __all__ = [
     "check_options",
     "check_own_options",
     "check_params",
+    "check_whole",
     "is_compiled",
     "is_number",
     "is_of_torch",
@@ -110,9 +111,13 @@ def is_number(value: Any) -> bool:
 def check_counts(options: dict[str, Any]) -> None:
     """Check how many steps were taken and left out."""
     for name in ("steps", "skipped", *(["observed"] if "observed" in options else [])):
-        value = options[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"{name} must be a whole number ≥ 0, got {value!r}")
+        check_whole(name, options[name], 0)
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
 
 
 def is_compiled(module: nn.Module) -> bool:

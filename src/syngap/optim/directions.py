@@ -29,7 +29,8 @@ from torch import Tensor
 
 from syngap.messages import count_of
 from syngap.optim.basis import Basis
-from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, basis_in
+from syngap.optim.checks import check_whole
+from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, basis_in
 from syngap.optim.tensors import accumulator, is_sharded
 
 __all__ = [
@@ -63,9 +64,7 @@ class Directions:
 
     def __post_init__(self) -> None:
         for name in ("refresh", "largest"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number ≥ 1, got {value!r}")
+            check_whole(name, getattr(self, name), 1)
 
     def sides(self, param: Tensor) -> dict[str, int]:
         """Return the rows of those sides of a parameter that have directions, by name."""

@@ -1,15 +1,36 @@
-"""What goes wrong while training, and not at the door."""
+"""What goes wrong while training, and not at the door: errors, and warnings given once."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["FLOAT16", "NotFiniteError", "nonfinite_error", "nonfinite_gradients_error"]
+__all__ = [
+    "DISCARDED",
+    "FLOAT16",
+    "NEVER_OBSERVED",
+    "NotFiniteError",
+    "Notices",
+    "nonfinite_error",
+    "nonfinite_gradients_error",
+]
 
+DISCARDED = (
+    "zero_grad() discarded what observe() took before any backward(): call observe() after "
+    "zero_grad() and before loss.backward()"
+)
+NEVER_OBSERVED = (
+    "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: call "
+    "observe(logits) after zero_grad() and before loss.backward(), or consolidate() once before "
+    "training; in a framework that owns the loop, use SynGAPCallback (Lightning), SynGAPTrainer "
+    "(Transformers) or SynGAPPlugin (Avalanche) of syngap.integrations"
+)
 FLOAT16 = "in float16 numbers overflow: load the model in float32, and train under torch.autocast"
+_INSIDE = {"syngap", "torch", "contextlib"}  # not the caller's own lines
 _NAMED = 3  # parameters in a message
 _SMALLER = 10.0  # by how much a rate to try is
 
@@ -44,3 +65,25 @@ def nonfinite_error(message: str, groups: Iterable[Mapping[str, Any]]) -> NotFin
         f"{message}. A smaller lr may help{numbers}, or SynGAP(non_finite='skip'), which leaves "
         "such steps out and counts them"
     )
+
+
+class Notices(set[str]):
+    """The topics that were warned of."""
+
+    def warn(self, topic: str, message: str) -> None:
+        """Warn of a topic, the first time that it comes up."""
+        if topic not in self:
+            self.add(topic)
+            _warn_caller(message)
+
+
+def _warn_caller(message: str) -> None:
+    """Warn at the nearest frame outside this package and torch, whose decorators lie between."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and _package(frame.f_globals) in _INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def _package(names: dict[str, object]) -> str:
+    return str(names.get("__name__", "")).partition(".")[0]

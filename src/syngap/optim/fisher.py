@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim import distributed, sharded
-from syngap.optim.errors import NotFiniteError
+from syngap.optim.checks import check_whole
+from syngap.optim.errors import NotFiniteError, Notices
 from syngap.optim.exact import CallRecorder, squared_scores
-from syngap.optim.notices import Notices
 from syngap.optim.scores import (
     SCALE,
     Prediction,
@@ -368,9 +368,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
+            check_whole(name, getattr(self, name), least)
 
     def is_due(self, step: int) -> bool:
         """Return whether a step refreshes importance."""

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from syngap.optim import errors
 from syngap.optim.basis import Basis, share_stacks, stack_alike
 from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.directions import Directions, first_state, follow_scores, refresh, second_moments
-from syngap.optim.errors import NotFiniteError, nonfinite_error, nonfinite_gradients_error
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
-from syngap.optim.notices import DISCARDED, NEVER_OBSERVED, Notices
+from syngap.optim.parameter_state import basis_in, names_of
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
-from syngap.optim.state_transfer import basis_in, names_of
 from syngap.optim.tensors import accumulator, alike, gathered, kept_in, local_gradient, wide
 from syngap.optim.update import Work, fold, nonfinite_gradients
 
@@ -73,7 +72,7 @@ class Gate:
         self.option_names = option_names
         self.directions = directions
         self.has_importance = False
-        self.notices = Notices()
+        self.notices = errors.Notices()
         self.observation: Observation | None = None
         self._forget_objects()
 
@@ -227,8 +226,9 @@ class Gate:
                 check=not self.is_capturable,
                 leave_out=self.non_finite == "skip",
             )
-        except NotFiniteError as error:
-            raise nonfinite_error(f"{error}, in step {self.steps + 1}", self.groups) from None
+        except errors.NotFiniteError as error:
+            message = f"{error}, in step {self.steps + 1}"
+            raise errors.nonfinite_error(message, self.groups) from None
         self.observation = merged(self.observation, self.in_coordinates(observation))
         self._grads_then = self._grads_now()
 
@@ -255,7 +255,7 @@ class Gate:
         """Warn where what was observed is discarded before any backward pass."""
         # After a step that GradScaler skipped there are new gradients: discarding both is right.
         if self.observation is not None and self._grads_then == self._grads_now():
-            self.notices.warn("discarded", DISCARDED)
+            self.notices.warn("discarded", errors.DISCARDED)
 
     def _grads_now(self) -> list[tuple[int, int] | None]:
         """Return what tells whether a backward pass has been."""
@@ -282,7 +282,7 @@ class Gate:
             self.has_importance = True
             means.follow(self.groups, seen.means, self._keep)
         elif not self.has_importance and self._moves():
-            self.notices.warn("never observed", NEVER_OBSERVED)
+            self.notices.warn("never observed", errors.NEVER_OBSERVED)
         network = means.network()
         works = self.lay_out(seen, network)
         if seen is not None:
@@ -318,7 +318,7 @@ class Gate:
                 group["skipped"] += 1
             return True
         names = self.names()
-        raise nonfinite_gradients_error(self.steps + 1, [names[p] for p in bad], self.groups)
+        raise errors.nonfinite_gradients_error(self.steps + 1, [names[p] for p in bad], self.groups)
 
     def _moves(self) -> bool:
         # torch.distributed.checkpoint makes states exist by a step at rate zero.

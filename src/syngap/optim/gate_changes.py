@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syngap.optim.consolidation import predictions
 from syngap.optim.fisher import Observation, merged
 from syngap.optim.gate import Gate
 from syngap.optim.knowledge import Known, adopt_knowledge
-from syngap.optim.state_transfer import (
+from syngap.optim.parameter_state import (
     RestoredDirections,
     grown,
     place_to_grow,
     restore_state,
 )
+from syngap.optim.predictions import predictions
 from syngap.optim.update import fold
 
 __all__ = ["adopt", "consolidate", "grow", "restore"]

@@ -13,19 +13,10 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim import gate_changes
 from syngap.optim.checks import check_counts, check_options, check_params
-from syngap.optim.consolidation import Predict, Progress
+from syngap.optim.direction_checks import check_directions, check_protection
 from syngap.optim.directions import require_whole
 from syngap.optim.gate import Gate, States
-from syngap.optim.loaded_directions import check_directions, check_protection
-from syngap.optim.loading import (
-    check_groups,
-    check_kind,
-    check_states,
-    forms_of,
-    match,
-    unchanged_on_error,
-)
-from syngap.optim.state_transfer import (
+from syngap.optim.parameter_state import (
     IMPORTANCE,
     VERSION,
     basis_in,
@@ -33,6 +24,15 @@ from syngap.optim.state_transfer import (
     require_growth,
     unshared,
     without_directions,
+)
+from syngap.optim.predictions import Predict, Progress
+from syngap.optim.state_checks import (
+    check_groups,
+    check_kind,
+    check_states,
+    forms_of,
+    match,
+    unchanged_on_error,
 )
 from syngap.optim.summary import summarize
 from syngap.optim.tensors import wide
@@ -265,11 +265,6 @@ class GatedOptimizer(Optimizer):
             >>> [tuple(value.shape) for value in optimizer.importance()]
             [(3, 4), (3,)]
         """
-        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-            raise TypeError(
-                "grow takes two parameters, such as old.weight and new.weight, got "
-                f"{type(old).__name__} and {type(new).__name__}"
-            )
         gate_changes.grow(self.gate, old, new)
 
     def snapshot(self) -> list[States]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim.basis import Basis
-from syngap.optim.consolidation import Predict, Progress, predictions
+from syngap.optim.errors import Notices
 from syngap.optim.moments import (
     Moments,
     Rank,
@@ -27,11 +27,11 @@ from syngap.optim.moments import (
     half_is_enough,
     require_finite,
 )
-from syngap.optim.notices import Notices
+from syngap.optim.parameter_state import DIRECTIONS, basis_in, grown
+from syngap.optim.predictions import Predict, Progress, predictions
 from syngap.optim.scores import SCALE, Prediction, read_prediction, require_classes_last
 from syngap.optim.sharded import reshard, whole_leaves
 from syngap.optim.squares import Gathering, Known, Scored, gradients
-from syngap.optim.state_transfer import DIRECTIONS, basis_in, grown
 from syngap.optim.tensors import (
     accumulator,
     as_shard,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim.consolidation import Predict
+from syngap.optim.predictions import Predict
 from syngap.optim.tensors import gathered, local, tensors_of
 
 __all__ = [

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn.modules import module as torch_modules
 
 from syngap.optim.checks import is_compiled
-from syngap.optim.consolidation import Predict, in_eval_mode
+from syngap.optim.predictions import Predict, in_eval_mode
 from syngap.optim.tensors import alike, wide
 from syngap.protection import anchors
 from syngap.protection.answers import divergence_and_difference

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syngap.optim.consolidation import inputs_alone
+from syngap.optim.predictions import inputs_alone
 
 __all__ = [
     "AS_TENSOR",

@@ -20,7 +20,6 @@ from torch.func import functional_call
 
 from syngap.messages import count_of
 from syngap.optim.basis import Basis
-from syngap.optim.consolidation import Predict, in_eval_mode
 from syngap.optim.moments import (
     Moments,
     Rank,
@@ -30,6 +29,7 @@ from syngap.optim.moments import (
     basis_dtype,
     find_bases,
 )
+from syngap.optim.predictions import Predict, in_eval_mode
 from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs

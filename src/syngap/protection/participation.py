@@ -7,7 +7,7 @@ import weakref
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from syngap.optim.notices import Notices
+from syngap.optim.errors import Notices
 from syngap.optim.wrapped import inner_optimizer
 from syngap.protection.pending import Pending
 from syngap.protection.resuming import Optimizers

@@ -11,13 +11,13 @@ from torch.optim.optimizer import Optimizer
 
 from syngap.messages import unknown_argument
 from syngap.optim import gate_changes
-from syngap.optim.consolidation import Predict, Progress
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
+from syngap.optim.errors import Notices
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, are_on_gpu, basis_dtype
-from syngap.optim.notices import Notices
+from syngap.optim.predictions import Predict, Progress
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP

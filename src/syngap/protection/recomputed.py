@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from syngap.optim.checks import is_compiled
-from syngap.optim.consolidation import in_eval_mode
+from syngap.optim.predictions import in_eval_mode
 from syngap.optim.tensors import is_sharded
 
 __all__ = ["blocks_of", "blocks_of_large", "recomputed"]

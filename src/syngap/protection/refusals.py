@@ -14,15 +14,14 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import Dataset
 
 from syngap.messages import count_of
-from syngap.optim.checks import check_number, is_number
-from syngap.optim.consolidation import Predict, call, in_eval_mode, inputs_alone
-from syngap.optim.errors import FLOAT16, NotFiniteError
+from syngap.optim.checks import check_number, check_whole, is_number
+from syngap.optim.errors import FLOAT16, NotFiniteError, Notices
 from syngap.optim.gated import GatedOptimizer
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
-from syngap.optim.notices import Notices
+from syngap.optim.parameter_state import require_growth
+from syngap.optim.predictions import Predict, call, in_eval_mode, inputs_alone
 from syngap.optim.scores import require_classes_last
-from syngap.optim.state_transfer import require_growth
 from syngap.optim.tensors import is_sharded
 from syngap.protection.anchors import mask_of, tensors_of
 from syngap.protection.answers import check_divergence
@@ -67,8 +66,7 @@ def check_arguments(
     check_number("strength", strength, "above 0", lambda value: 0 < value < 1e30)
     counts = {"anchors": anchors, "batch_size": batch_size}
     for name, value in (counts if every is None else counts | {"every": every}).items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number ≥ 1, got {value!r}")
+        check_whole(name, value, 1)
     is_share = isinstance(rank, float) and 0 < rank <= 1
     is_count = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1
     if not (rank in (None, "full") or is_share or is_count):
@@ -276,11 +274,6 @@ def check_growth(
         start: their values at protect(), by name.
         known: what was known at protect().
     """
-    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-        raise TypeError(
-            "grow takes two parameters, such as old.weight and new.weight, got "
-            f"{type(old).__name__} and {type(new).__name__}"
-        )
     if is_sharded(old) or is_sharded(new):
         raise ValueError("a sharded parameter cannot grow: grow the model, then shard and protect")
     require_growth(old, new, [])

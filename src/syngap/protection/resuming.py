@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
+from syngap.optim.direction_checks import check_protection
+from syngap.optim.errors import Notices
 from syngap.optim.gated import GatedOptimizer
-from syngap.optim.loaded_directions import check_protection
-from syngap.optim.notices import Notices
-from syngap.optim.state_transfer import RECORD
+from syngap.optim.parameter_state import RECORD
 from syngap.optim.wrapped import WrappedSynGAP, inner_optimizer
 
 __all__ = ["Optimizers"]

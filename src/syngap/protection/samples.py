@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syngap.messages import count_of
-from syngap.optim.consolidation import Progress, as_it_was
+from syngap.optim.predictions import Progress, as_it_was
 from syngap.optim.scores import sample_labels
 
 __all__ = ["own_samples"]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim.consolidation import Predict, in_eval_mode
-from syngap.optim.notices import Notices
+from syngap.optim.errors import Notices
+from syngap.optim.predictions import Predict, in_eval_mode
 from syngap.optim.scores import suspect_probabilities
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from finetuned import classifier_setting, tiny_classifier, tiny_images
+from finetuned import classifier_setting, share_nothing, tiny_classifier, tiny_images
 from PIL import Image
 from torch import nn
 
@@ -23,7 +23,6 @@ from syngap.bench.finetuning.models.efficientnet_lite import (
     EfficientNetLite,
     efficientnet_lite0,
 )
-from syngap.bench.finetuning.models.language_model import share_nothing
 from syngap.bench.finetuning.setting import Anchors
 
 

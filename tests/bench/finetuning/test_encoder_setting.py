@@ -7,12 +7,11 @@ import math
 
 import pytest
 import torch
-from finetuned import encoder_setting, tiny_encoder
+from finetuned import encoder_setting, share_nothing, tiny_encoder
 
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.encoder_setting import EncoderSetting, changed_order
 from syngap.bench.finetuning.models import Making
-from syngap.bench.finetuning.models.language_model import share_nothing
 from syngap.bench.finetuning.setting import Anchors
 from syngap.bench.finetuning.texts import Text, Texts
 from syngap.bench.finetuning.texts.pairs import cut_pairs

@@ -36,18 +36,18 @@ from syngap.bench.finetuning.methods import Method
 from syngap.bench.finetuning.point import Point
 from syngap.bench.finetuning.setting import Batch, Setting
 from syngap.bench.finetuning.texts import Question
-from syngap.bench.reporting.documents import run_query
+from syngap.bench.reporting.finetuning.columns import forgetting_of
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.comparison_page import comparison_page
 from syngap.bench.reporting.finetuning.comparison_table import (
     answers,
     before_and_after,
-    forgetting_of,
     headline,
     markdown,
     relative_to_adamw,
 )
 from syngap.bench.reporting.finetuning.repeated import repeated
+from syngap.bench.reporting.queries import run_query
 from syngap.bench.reporting.results import Results
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan

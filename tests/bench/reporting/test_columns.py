@@ -16,9 +16,9 @@ from scipy import stats
 
 from syngap.bench.config.experiment import Experiment, read
 from syngap.bench.reporting import paper
-from syngap.bench.reporting.documents import run_query
 from syngap.bench.reporting.headline import headline
 from syngap.bench.reporting.page import page_data
+from syngap.bench.reporting.queries import run_query
 from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import Row, rows

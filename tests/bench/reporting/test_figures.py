@@ -228,7 +228,14 @@ def test_a_folder_of_landscapes_alone_has_a_page_and_figures(tmp_path, capsys, m
 
 def test_landscapes_beside_runs_are_no_runs(tmp_path, capsys):
     write_experiment(tmp_path, {"er": RATES["er"]}, (0,), every=50)
-    write_made_landscape(tmp_path, "sgd", "sgd")
+    path = write_made_landscape(tmp_path, "sgd", "sgd")
+    beside_it = {"config.yaml": "row: sgd\nseed: 0\n", "environment.json": "{}"}
+    assert [run.row for run in read_runs(tmp_path)] == ["er"]
+    lines = path.read_text().splitlines(True)
+    old = [line for line in lines if not line.startswith(('"config"', '"environment"'))]
+    path.write_text("".join(old).replace('"format": 2', '"format": 1'))
+    for name, content in beside_it.items():  # as format 1 had it
+        path.with_name(name).write_text(content)
     assert [run.row for run in read_runs(tmp_path)] == ["er"]
     assert [found.row for found in read_landscapes(tmp_path)] == ["sgd"]
     assert called(capsys, "report", tmp_path)[0] == 0

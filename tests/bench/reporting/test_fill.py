@@ -23,10 +23,11 @@ from syngap.bench.errors import UserError
 from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.metrics import accuracy
 from syngap.bench.reporting import figures, paper
-from syngap.bench.reporting.documents import QUERIES, fill, run_query, stale_blocks
+from syngap.bench.reporting.documents import fill, stale_blocks
 from syngap.bench.reporting.figures import accuracy_figure, every_figure, landscape_figure
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.frontiers import frontier_figure
+from syngap.bench.reporting.queries import QUERIES, run_query
 from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import labels

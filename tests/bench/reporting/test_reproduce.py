@@ -14,9 +14,9 @@ from scipy import stats
 from tiny import called, run_inline, written
 
 from syngap.bench import cli
-from syngap.bench.intervals import half_interval, half_prediction
 from syngap.bench.metrics import accuracy
 from syngap.bench.reporting.reproduction import describe, reproductions
+from syngap.bench.reporting.statistics import half_interval, half_prediction
 from syngap.bench.runner import local as engine
 from syngap.bench.store.folder_reader import Run, read_run, read_runs
 from syngap.bench.store.keep import keep

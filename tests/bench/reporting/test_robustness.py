@@ -14,7 +14,7 @@ from runfolders import Made, write_experiment, write_run
 
 from syngap.bench.errors import UserError
 from syngap.bench.reporting.curves import area, reach
-from syngap.bench.reporting.documents import run_query
+from syngap.bench.reporting.queries import run_query
 from syngap.bench.reporting.results import Results
 
 curves = st.dictionaries(

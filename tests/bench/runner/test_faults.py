@@ -42,7 +42,7 @@ from syngap.bench.store import folder_writer as journal
 from syngap.bench.store.folder_reader import read_run
 from syngap.bench.store.folder_writer import FolderJournal
 from syngap.bench.store.records import write_yaml
-from syngap.bench.training import evaluation
+from syngap.bench.training import loop
 from syngap.bench.training.checkpoint import pack, unpack
 
 posix = pytest.mark.skipif(os.name != "posix", reason="locks, limits and signals of POSIX")
@@ -595,7 +595,7 @@ def test_a_slow_evaluation_reports_part_by_part(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it does not look like a process that hangs."""
-    monkeypatch.setattr(evaluation, "_CHUNK", 4)
+    monkeypatch.setattr(loop, "_CHUNK", 4)
     steps: list[int] = []
     run_here(job(here / "er-0", NPZ, OFTEN), lambda step, accuracy: steps.append(step))
     parts = 40 // 4

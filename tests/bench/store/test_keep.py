@@ -23,11 +23,11 @@ from syngap.bench import cli
 from syngap.bench.runner import local as engine
 from syngap.bench.store.environment import environment, portable
 from syngap.bench.store.folder_reader import Run, read_run, read_runs
+from syngap.bench.store.folder_writer import restore
 from syngap.bench.store.keep import keep
 from syngap.bench.store.layout import run_folders
 from syngap.bench.store.packed import are_same
 from syngap.bench.store.records import alone_in
-from syngap.bench.store.restore import restore
 
 FILES = ["curves.jsonl.gz", "experiment.yaml", "runs.jsonl"]
 
@@ -335,10 +335,8 @@ def test_a_search_is_kept_beside_its_table(here: Path, capsys: pytest.CaptureFix
 
     (folder / "search.yaml").write_text("experiment: mine\ntrials: 2\nchosen: {}\n")
     printed = called(capsys, "keep", folder)[1]
-    assert printed == "The search is in results/mine/search; files written: 3\n"
-    assert sorted(path.name for path in kept.rglob("*")) == [
-        *("search.yaml", "trials.csv", "tuned.yaml")
-    ]
+    assert printed == "The search is in results/mine/search; files written: 2\n"
+    assert sorted(path.name for path in kept.rglob("*")) == ["search.yaml", "trials.csv"]
     assert (kept / "trials.csv").read_text() == "trials.csv: 1\n"
     assert called(capsys, "keep", folder)[1].endswith("files written: 0\n")
 
@@ -557,7 +555,7 @@ def test_a_run_that_is_restored_is_a_run_only_when_all_of_it_is_there(
         raise OSError("killed")
 
     run = read_run(runs / "er-2")
-    monkeypatch.setattr("syngap.bench.store.restore.write_yaml", fail)
+    monkeypatch.setattr("syngap.bench.store.folder_writer.write_yaml", fail)
     with pytest.raises(OSError, match="killed"):
         restore(run, here / "er-2")
     assert not run_folders(here)

@@ -25,7 +25,7 @@ from torch.optim import AdamW, Optimizer
 
 from syngap import SynGAP
 from syngap.bench.config.experiment import Experiment, Training, read
-from syngap.bench.config.formats import FORMAT
+from syngap.bench.config.reading import FORMAT
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan
@@ -33,7 +33,7 @@ from syngap.bench.store.folder_reader import read_runs
 from syngap.bench.store.surface import read_landscapes
 from syngap.bench.training import checkpoint
 from syngap.optim import Ballistic, GatedOptimizer
-from syngap.optim.state_transfer import VERSION
+from syngap.optim.parameter_state import VERSION
 
 EARLIER = Path(__file__).with_name("earlier")
 ROWS = ("er-0", "syngap-0")
@@ -207,7 +207,7 @@ def test_a_newer_checkpoint_is_refused_and_left_where_it_is(
 def test_a_newer_landscape_is_refused(tmp_path: Path) -> None:
     write_experiment(tmp_path, {"er": Made("er")}, seeds=(0,))
     path = write_made_landscape(tmp_path / "landscapes", "er", "er")
-    path.write_text(path.read_text().replace('"format": 1', f'"format": {NEWER}'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     with refused(SAID, "landscape.json"):
         read_landscapes(tmp_path)
 

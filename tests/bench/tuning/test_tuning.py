@@ -363,9 +363,7 @@ def test_the_search_is_kept_with_the_results_and_shown(here: Path, call: Call) -
     assert call("run", "out/tuned.yaml", "--out", "table")[0] == 0
     assert call("keep", "table")[0] == 0
     kept = here / "results/tiny"
-    assert {path.name for path in (kept / "search").iterdir()} == {
-        *("search.yaml", "trials.csv", "tuned.yaml")
-    }
+    assert {path.name for path in (kept / "search").iterdir()} == {"search.yaml", "trials.csv"}
     assert call("report", kept)[0] == 0
     found = read_search(kept, Runs(kept).rows)
     assert found is not None
@@ -579,7 +577,6 @@ def test_a_machine_that_comes_later_changes_no_number_of_those_before() -> None:
 def assert_same_search(one: Path, other: Path) -> None:
     """With all digits of every score, and the same choice."""
     assert trials(one) == trials(other)
-    assert (one / "tuned.yaml").read_bytes() == (other / "tuned.yaml").read_bytes()
     chosen = [loaded(folder / "search.yaml")["chosen"]["er"] for folder in (one, other)]
     for key in ("values", "ACC", "trial", "seeds", "runs"):
         assert chosen[0][key] == chosen[1][key]
@@ -610,7 +607,8 @@ def test_a_search_goes_on_from_its_packed_record_to_the_same_choice(
     assert len(list((here / "elsewhere").glob("*/config.yaml"))) == 11 - after
     assert_same_search(here / "elsewhere", here / "whole")
     assert call("keep", "elsewhere")[0] == 0, "it has all that was kept before"
-    assert (kept / "tuned.yaml").read_bytes() == (here / "whole/tuned.yaml").read_bytes()
+    tuned = [(here / folder / "tuned.yaml").read_bytes() for folder in ("elsewhere", "whole")]
+    assert tuned[0] == tuned[1]
 
 
 def test_run_folders_that_are_missing_or_damaged_are_made_up_for_by_the_record(
@@ -647,7 +645,7 @@ def test_one_command_makes_a_tuned_table_and_goes_on_wherever_it_was_stopped(
     assert "The table and the search are recorded in expected/tiny" in printed
     stopped(monkeypatch, call, after, *command, "out")
     kept = here / "results/tiny"
-    assert (kept / "search/tuned.yaml").is_file() == (after == 13)
+    assert (kept / "search").exists() == (after == 13)
     assert not (kept / "runs.jsonl").exists()
     assert call(*command, "out", "--resume")[0] == 0
     whole, found = Runs(here / "expected/tiny"), Runs(kept)

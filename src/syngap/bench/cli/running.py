@@ -289,8 +289,7 @@ def landscape(
     from rich.console import Console
 
     from syngap.bench import api
-    from syngap.bench.landscapes.display import compute
-    from syngap.bench.landscapes.landscape import plan_landscapes
+    from syngap.bench.landscapes.landscape import compute, plan_landscapes
 
     notes: list[str] = []
     chosen = api.select_stream(

@@ -24,8 +24,7 @@ import yaml
 from syngap.bench import methods, models, streams
 from syngap.bench.config.added_rows import check_rows, complete_rows
 from syngap.bench.config.component import Component
-from syngap.bench.config.formats import FORMAT, check_format
-from syngap.bench.config.reading import BoundedLoader, text_in
+from syngap.bench.config.reading import FORMAT, BoundedLoader, check_format, text_in
 from syngap.bench.config.run_config import RunConfig, Training
 from syngap.bench.config.search import Search
 from syngap.bench.config.values import (

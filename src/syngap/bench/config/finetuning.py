@@ -24,9 +24,16 @@ from annotated_types import Ge, Le, MinLen
 
 from syngap.bench.config.component import Component, Value
 from syngap.bench.config.experiment import Experiment
-from syngap.bench.config.formats import FORMAT, check_format
+from syngap.bench.config.reading import FORMAT, check_format
 from syngap.bench.config.run_config import RunConfig
-from syngap.bench.config.values import mapping_of, name_of, options_of, part_of, seeds_in
+from syngap.bench.config.values import (
+    mapping_of,
+    method_and_options,
+    name_of,
+    options_of,
+    part_of,
+    seeds_in,
+)
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import methods
 from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
@@ -327,15 +334,8 @@ def _anchors(raw: Any, task: ModelTask) -> Anchors:
 
 def _method(row: Any, raw: Any, task: ModelTask) -> Component:
     """Return the method of a row, complete, each value of a list checked by itself."""
-    raw = dict(options_of(raw, f"methods.{row}"))
-    name = raw.pop("method", row)
-    if not isinstance(name, str) or not name.isprintable():
-        raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
-    try:
-        kind = methods.registry.get(name)
-        allowed = signature(kind)
-    except UserError as error:
-        raise UserError(f"methods.{row}: {error}") from error
+    name, kind, raw = method_and_options(row, raw, methods.registry)
+    allowed = signature(kind)
     if reason := getattr(kind, "refused", {}).get(task.key):
         raise UserError(f"methods.{row}: {reason}; leave it out where there are {task.key}")
     lists = {option: values for option, values in raw.items() if isinstance(values, list)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,21 @@ from typing import Any
 import yaml
 
 from syngap.bench.errors import DamagedError, UserError
-from syngap.bench.options import DEEPEST, plain
+from syngap.bench.options import DEEPEST, plain, shown
 from syngap.bench.storage import read
 
-__all__ = ["BoundedLoader", "is_name", "json_in", "reading", "text_in", "yaml_in"]
+__all__ = [
+    "FORMAT",
+    "BoundedLoader",
+    "check_format",
+    "is_name",
+    "json_in",
+    "reading",
+    "text_in",
+    "yaml_in",
+]
 
+FORMAT = 1  # of what run folders hold
 SMALL = 1 << 24  # bytes of a file that people could read
 LARGE = 1 << 30  # bytes of a record of a long run
 MOST_VALUES = 1 << 18  # in one YAML file, counted where they are used
@@ -62,6 +72,31 @@ def json_in(path: Path) -> dict[str, Any]:
     """Return the mapping in a file that syngap wrote; UserError where there is none."""
     with reading(path):
         return _mapping(json.loads(text_in(path)))
+
+
+def check_format(found: Mapping[str, Any], where: Path | str, known: int = FORMAT) -> None:
+    """Refuse what a newer syngap wrote: this one would not know what it does not understand.
+
+    What does not say its format is from before formats were counted, and can be read.
+
+    Args:
+        found: what the file holds.
+        where: the file.
+        known: the format that is read here, and all before it.
+
+    Examples:
+        >>> check_format({"format": 2}, "runs/demo/experiment.yaml", known=1)
+        Traceback (most recent call last):
+        syngap.bench.errors.UserError: runs/demo/experiment.yaml: written by a newer syngap ...
+    """
+    said = found.get("format", 0)
+    if isinstance(said, bool) or not isinstance(said, int):
+        raise UserError(f"{where}: format: got {shown(said)}, expected a whole number")
+    if said > known:
+        raise UserError(
+            f"{where}: written by a newer syngap (format {shown(said)}, this one reads {known}); "
+            "upgrade syngap"
+        )
 
 
 @contextmanager

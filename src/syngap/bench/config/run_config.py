@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from syngap.bench.config.component import Component, Value
-from syngap.bench.config.formats import FORMAT
+from syngap.bench.config.reading import FORMAT
 from syngap.bench.methods.learner import NonFinite, Precision
 from syngap.bench.options import Natural, NonNegative, Says, checked, signature
 

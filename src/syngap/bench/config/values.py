@@ -11,8 +11,18 @@ from syngap.bench.config.component import Component
 from syngap.bench.config.reading import is_name
 from syngap.bench.errors import UserError
 from syngap.bench.options import LARGEST_SEED, checked, shown, signature
+from syngap.bench.registry import Registry
 
-__all__ = ["mapping_of", "method_of", "name_of", "options_of", "part_of", "seeds_in", "seeds_of"]
+__all__ = [
+    "mapping_of",
+    "method_and_options",
+    "method_of",
+    "name_of",
+    "options_of",
+    "part_of",
+    "seeds_in",
+    "seeds_of",
+]
 
 
 def part_of(raw: Any, path: str, names: Sequence[str], options: Any) -> Component:
@@ -37,15 +47,20 @@ def part_of(raw: Any, path: str, names: Sequence[str], options: Any) -> Componen
 
 def method_of(row: Any, raw: Any) -> Component:
     """Return the method of a row with all of its options."""
+    name, kind, raw = method_and_options(row, raw, methods.registry)
+    return Component(name, checked(raw, signature(kind), f"methods.{row}"))
+
+
+def method_and_options(row: Any, raw: Any, known: Registry) -> tuple[str, Any, dict[str, Any]]:
+    """Return the name of a row's method, the method, and the options that it is given."""
     raw = dict(options_of(raw, f"methods.{row}"))
     name = raw.pop("method", row)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
     try:
-        method = methods.registry.get(name)
+        return name, known.get(name), raw
     except UserError as error:
         raise UserError(f"methods.{row}: {error}") from error
-    return Component(name, checked(raw, signature(method), f"methods.{row}"))
 
 
 def seeds_in(raw: Any, path: str = "seeds") -> list[int]:

@@ -8,11 +8,21 @@ task 1's training samples as they are stored, in evaluation mode, over all outpu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor, nn
 
 from syngap.bench import seeds
@@ -20,7 +30,7 @@ from syngap.bench.config.component import entry
 from syngap.bench.config.experiment import Experiment
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.errors import UserError
-from syngap.bench.landscapes.path import Tell, train_with_snapshots
+from syngap.bench.landscapes.path import TaskEvaluator, Tell, train_with_snapshots
 from syngap.bench.landscapes.plane import (
     FilterNorm,
     Flat,
@@ -29,15 +39,13 @@ from syngap.bench.landscapes.plane import (
     random_plane,
     through,
 )
-from syngap.bench.landscapes.task_evaluator import TaskEvaluator
 from syngap.bench.runner.run import Job, method_factory, stream_of
-from syngap.bench.storage import check_inside, clean, make_folder
+from syngap.bench.storage import check_inside, clean, make_folder, remove
 from syngap.bench.store.environment import arithmetic, environment, resolve_device
 from syngap.bench.store.layout import CONFIG, ENVIRONMENT, STATUS
-from syngap.bench.store.records import write_json, write_yaml
 from syngap.bench.store.surface import FILE, Grid, Landscape, write_landscape
 
-__all__ = ["landscape", "make_landscape", "plan_landscapes"]
+__all__ = ["compute", "landscape", "make_landscape", "plan_landscapes"]
 
 _MARGIN = 0.3  # of the drawing around the path, as a share of its extent
 
@@ -80,6 +88,28 @@ def plan_landscapes(
     return jobs
 
 
+def compute(
+    jobs: Sequence[Job], console: Console, *, points: int, samples: int, random: bool
+) -> None:
+    """Compute the landscapes of `jobs` in this process and show how far they are."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        for number, job in enumerate(jobs, start=1):
+            bar = bars.add_task(job.name, total=None)
+            tell = partial(_show, bars, bar, job.name)
+            found = make_landscape(job, points=points, samples=samples, random=random, tell=tell)
+            bars.remove_task(bar)
+            line = f"{number} of {len(jobs)}  {job.name:<20} {_summary(found)}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def make_landscape(
     job: Job,
     *,
@@ -88,7 +118,7 @@ def make_landscape(
     random: bool = False,
     tell: Tell = lambda *_: None,
 ) -> Landscape:
-    """Compute one landscape and leave it in its folder, with what it came from beside it."""
+    """Compute one landscape and leave it in its folder, with what it came from."""
     device = resolve_device(job.config.training.device)
     try:
         found = landscape(
@@ -99,8 +129,9 @@ def make_landscape(
     out = job.folder.parent
     make_folder(job.folder, within=out)
     clean(job.folder, within=out)
-    write_json(job.folder / ENVIRONMENT, environment(device).as_mapping(), within=out)
-    write_yaml(job.folder / CONFIG, job.config.as_mapping(), within=out)
+    for beside in (CONFIG, ENVIRONMENT):  # of a landscape in format 1, whose place this one takes
+        remove(job.folder / beside, within=out)
+    found = replace(found, environment=environment(device))
     write_landscape(job.folder / FILE, found, within=out)
     return found
 
@@ -173,6 +204,7 @@ def _landscape(
         path_losses=[_finite(float(pair[0])) for pair in on_path.values()],
         path_distances=[_short(plane.distance(weights)) for weights in kept.values()],
         seconds=round(time.monotonic() - began, 1),
+        config=config.as_mapping(),
         random=scattered,
     )
 
@@ -245,3 +277,15 @@ def _finite(value: float) -> float | None:
 def _short(value: float) -> float:
     """Six digits: more than a drawing shows, in half the bytes."""
     return float(f"{round(value, 12):.6g}") + 0.0  # never -0.0
+
+
+def _show(bars: Progress, bar: TaskID, name: str, doing: str, done: int, total: int) -> None:
+    bars.update(bar, description=f"{name}: {doing}", completed=done, total=total)
+
+
+def _summary(found: Landscape) -> str:
+    losses = [
+        f"{name} {'–' if loss is None else f'{loss:.2f}'}"
+        for name, loss in found.losses_at_points.items()
+    ]
+    return f"loss of task 1: {', '.join(losses)}  {found.seconds:.1f} s"

@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from syngap.bench.models.norms import group_norm
-from syngap.bench.models.shapes import image_shape
+from syngap.bench.models.layers import group_norm, image_shape
 from syngap.bench.options import Count
 
 __all__ = ["cnn"]

@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from syngap.bench.intervals import half_prediction
 from syngap.bench.metrics import accuracy, mean_and_spread
 from syngap.bench.reporting.rows import labels
-from syngap.bench.reporting.statistics import FEWEST_SEEDS, TOO_FEW_SEEDS, Spread, format_spread
+from syngap.bench.reporting.statistics import (
+    FEWEST_SEEDS,
+    TOO_FEW_SEEDS,
+    Spread,
+    format_spread,
+    half_prediction,
+)
 from syngap.bench.store.folder_reader import Run
 
-__all__ = ["Reproduction", "SeedPair", "describe", "reproductions"]
+__all__ = ["Remeasured", "Reproduction", "SeedPair", "describe", "reproductions"]
 
 
 @dataclass(frozen=True)
@@ -32,20 +37,16 @@ class SeedPair:
 
 
 @dataclass(frozen=True)
-class Reproduction:
-    """A row that was run again.
+class Remeasured:
+    """A measure of runs that were made again.
 
     Args:
-        label: the row's, as a reader sees it.
-        recorded: ACC over the recorded seeds.
-        here: ACC over the new runs.
-        seeds: those that both have.
+        recorded: over the recorded seeds.
+        here: over the new runs.
     """
 
-    label: str
     recorded: Spread
     here: Spread
-    seeds: list[SeedPair]
 
     @property
     def difference(self) -> float:
@@ -58,6 +59,19 @@ class Reproduction:
         if self.recorded.sd is None or self.recorded.seeds < FEWEST_SEEDS:
             return None
         return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
+
+
+@dataclass(frozen=True)
+class Reproduction(Remeasured):
+    """The ACC of a row that was run again.
+
+    Args:
+        label: the row's, as a reader sees it.
+        seeds: those that both have.
+    """
+
+    label: str
+    seeds: list[SeedPair]
 
     def describe(self) -> list[str]:
         """Return the comparison as lines of text."""
@@ -82,7 +96,7 @@ def reproductions(recorded: Sequence[Run], here: Sequence[Run]) -> list[Reproduc
         if known:
             shared = [_pair(known[seed], new[seed]) for seed in new if seed in known]
             found.append(
-                Reproduction(names[row], _spread(known.values()), _spread(new.values()), shared)
+                Reproduction(_spread(known.values()), _spread(new.values()), names[row], shared)
             )
     return found
 

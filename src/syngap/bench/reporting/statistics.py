@@ -1,4 +1,4 @@
-"""Numbers over seeds: mean and spread, paired differences, and how numbers are rounded and written.
+"""Numbers over seeds: mean and spread, paired differences, intervals, and how numbers are written.
 
 A number that is missing, NaN or infinite is None: `finite` is the one place that decides it. It is
 null in JSON and a dash in a table.
@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from syngap.bench.intervals import half_interval
 from syngap.bench.metrics import mean_and_spread
 
 __all__ = [
@@ -20,6 +19,8 @@ __all__ = [
     "finite",
     "format_number",
     "format_spread",
+    "half_interval",
+    "half_prediction",
     "half_width",
     "paired_difference",
     "round_decimals",
@@ -71,6 +72,44 @@ def time_ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float 
     shared = [seed for seed in ours if seed in theirs]
     whole = sum(theirs[seed] for seed in shared)
     return sum(ours[seed] for seed in shared) / whole if whole else None
+
+
+def half_interval(sd: float, count: int) -> float:
+    """Return half the width of the 95 % interval of a mean, by Student's t.
+
+        t(0.975, n - 1) · sd / sqrt(n)
+
+    Args:
+        sd: the sample standard deviation of the values.
+        count: how many there are, at least two.
+
+    Examples:
+        >>> round(half_interval(1.0, 3), 2), round(half_interval(1.0, 5), 2)
+        (2.48, 1.24)
+    """
+    return _t_975(count) * sd / math.sqrt(count)
+
+
+def half_prediction(sd: float, count: int, new: int = 1) -> float:
+    """Return half the width of the 95 % interval in which the mean of new values is expected.
+
+        t(0.975, n - 1) · sd · sqrt(1 / n + 1 / m)
+
+    It is wider than `half_interval`, since new values scatter themselves: about their mean, of
+    which the n known ones are an estimate.
+
+    Args:
+        sd: the sample standard deviation of the known values.
+        count: n, how many they are, at least two.
+        new: m, how many new ones the mean is taken of.
+
+    Examples:
+        >>> round(half_prediction(1.0, 5), 2), round(half_prediction(1.0, 5, new=5), 2)
+        (3.04, 1.76)
+    """
+    if new < 1:
+        raise ValueError(f"the mean of new values needs at least one, got {new}")
+    return _t_975(count) * sd * math.sqrt(1 / count + 1 / new)
 
 
 def half_width(difference: Spread) -> float | None:
@@ -164,3 +203,12 @@ def format_number(value: Spread | None, decimals: int = 1, sign: str = "-") -> s
 
 def _whole(value: float) -> float:
     return int(value) if value == int(value) else value
+
+
+def _t_975(count: int) -> float:
+    """Return the 0.975 quantile of Student's t with `count` - 1 degrees of freedom."""
+    if count < 2:
+        raise ValueError(f"an interval needs at least two values, got {count}")
+    from scipy.special import stdtrit  # `scipy.stats.t.ppf` without the rest of scipy.stats
+
+    return float(stdtrit(count - 1, 0.975))

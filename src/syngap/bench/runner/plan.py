@@ -35,11 +35,11 @@ from syngap.bench.store.folder_reader import (
     read_status,
     read_yaml,
 )
+from syngap.bench.store.folder_writer import restore
 from syngap.bench.store.layout import CHECKPOINTS, CONFIG, EXPERIMENT, run_folders
 from syngap.bench.store.packed import is_packed
 from syngap.bench.store.records import alone_in, write_yaml
 from syngap.bench.store.removal import is_run_of, remove_run
-from syngap.bench.store.restore import restore
 
 __all__ = ["AnyJob", "Plan", "check_equal", "is_done", "jobs_of", "make_plan"]
 

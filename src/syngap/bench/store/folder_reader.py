@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from syngap.bench.config.formats import check_format
-from syngap.bench.config.reading import LARGE, json_in, reading, text_in, yaml_in
+from syngap.bench.config.reading import LARGE, check_format, json_in, reading, text_in, yaml_in
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation

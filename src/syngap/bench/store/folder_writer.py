@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 from syngap.bench.storage import append, clean, make_folder, move, remove, write
 from syngap.bench.store.environment import now
-from syngap.bench.store.folder_reader import csv_of, read_status
+from syngap.bench.store.folder_reader import Run, csv_of, read_status
 from syngap.bench.store.layout import (
     ACCURACY,
     CHECKPOINTS,
@@ -37,7 +37,7 @@ from syngap.bench.store.records import write_json, write_yaml
 from syngap.bench.store.removal import remove_checkpoints
 from syngap.bench.training.checkpoint import pack, read_state
 
-__all__ = ["FolderJournal", "begin_folder", "write_failure"]
+__all__ = ["FolderJournal", "begin_folder", "restore", "write_failure"]
 
 _LOG = logging.getLogger(__name__)
 _TELL_EVERY = 0.25  # seconds
@@ -278,3 +278,32 @@ class FolderJournal:
             }
         )
         write_json(self._folder / STATUS, status.as_mapping(), within=self._home)
+
+
+def restore(run: Run, folder: Path) -> None:
+    """Write a finished run to its folder, without checkpoints, so that it need not be done again.
+
+    Args:
+        run: that was kept packed.
+        folder: of the run, in the folder of its experiment; no other run is in it.
+    """
+    home = folder.parent
+    make_folder(folder, within=home)
+    write_json(folder / ENVIRONMENT, run.environment.as_mapping(), within=home)
+    lines = "".join(f"{json.dumps(line)}\n" for line in _metrics_of(run))
+    write(folder / METRICS, lines.encode(), within=home)
+    if run.accuracy:
+        ends = [evaluation.task + 1 for evaluation in run.record if evaluation.end]
+        learned = ends or range(1, len(run.accuracy) + 1)
+        rows = zip(learned, run.accuracy, strict=True)
+        write(folder / ACCURACY, csv_of(rows, len(run.accuracy[0])).encode(), within=home)
+    write_json(folder / STATUS, run.status.as_mapping(), within=home)
+    write_yaml(folder / CONFIG, run.config.as_mapping(), within=home)  # last: now it is a run
+
+
+def _metrics_of(run: Run) -> Iterator[dict[str, Any]]:
+    for point in run.points:
+        yield point.as_mapping()
+    first = [] if run.initial is None else [Evaluation(0, 0, False, run.initial)]
+    for evaluation in (*first, *run.record):
+        yield {**asdict(evaluation), "summary": run.summaries.get(evaluation.step, {})}

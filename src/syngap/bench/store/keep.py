@@ -38,7 +38,6 @@ __all__ = ["Kept", "SearchKept", "keep", "keep_search", "search_of"]
 
 _TEXT = (".yaml", ".csv", ".json", ".jsonl")
 _PARTS = ("stream", *TASKS, "model", "anchors", "training")  # that all runs share
-_TUNED = "tuned.yaml"
 
 
 @dataclass(frozen=True)
@@ -136,13 +135,10 @@ def keep_search(
             f"{folder}: the search has not ended; syngap tune --resume goes on with it, "
             "--unfinished keeps what it has so far"
         )
-    if ended:
-        found[_TUNED] = _content(folder / _TUNED)
     now, before = read_record(folder), read_record(to)
     replaced = replaced or bool(now and before and now.continues(before))
     written = _put({to / name: content for name, content in found.items()}, to, replaced)
-    if not ended:
-        remove(to / _TUNED, within=to)  # of fewer rows
+    remove(to / "tuned.yaml", within=to)  # which earlier versions kept; search.yaml has the same
     runs = sum(len(trial.runs) for trial in now.trials.values()) if now else None
     return SearchKept(ended, runs, written)
 

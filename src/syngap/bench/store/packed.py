@@ -30,8 +30,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from syngap.bench.config.formats import check_format
-from syngap.bench.config.reading import reading, text_in
+from syngap.bench.config.reading import check_format, reading, text_in
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation

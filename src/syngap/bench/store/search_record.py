@@ -103,11 +103,6 @@ class SearchRecord:
         """Rows that have trials."""
         return list(dict.fromkeys(row for row, _ in self.trials))
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether values were chosen."""
-        return "chosen" in self.entries
-
     def run(self, row: str, number: int, values: Options, seed: int) -> TrialRun | None:
         """Return what came of a trial with a seed, None where that is not recorded.
 

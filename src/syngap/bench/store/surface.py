@@ -2,8 +2,8 @@
 
 DIR/METHOD-SEED/ or DIR/landscapes/METHOD-SEED/
     landscape.json       see `Landscape`
-    config.yaml          what was trained, complete and resolved
-    environment.json     versions, hardware, command
+
+Format 1 had the configuration and the environment beside it, as config.yaml and environment.json.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from syngap.bench.config.formats import check_format
-from syngap.bench.config.reading import json_in, reading
+from syngap.bench.config.component import Value
+from syngap.bench.config.reading import check_format, json_in, reading
 from syngap.bench.methods import registry
 from syngap.bench.storage import write
-from syngap.bench.store.outcome import LARGEST
+from syngap.bench.store.outcome import LARGEST, Environment
 
 __all__ = ["FILE", "Grid", "Landscape", "read_landscape", "read_landscapes", "write_landscape"]
 
 FILE = "landscape.json"
-FORMAT = 1
+FORMAT = 2
 Point: TypeAlias = tuple[float, float]
 
 
@@ -64,6 +64,8 @@ class Landscape:
         path_losses: of the networks themselves, not of their shadows.
         path_distances: how far from the plane they are.
         seconds: it took.
+        config: what was trained, complete and resolved; empty in format 1.
+        environment: versions, hardware, command; empty in format 1.
         random: the same in the plane of two random directions, where it was asked for.
     """
 
@@ -78,6 +80,8 @@ class Landscape:
     path_losses: list[float | None] = field(default_factory=list)
     path_distances: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    config: dict[str, Value] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)
     random: Grid | None = None
 
 
@@ -90,6 +94,7 @@ def write_landscape(path: Path, landscape: Landscape, *, within: Path) -> None:
         within: the folder that the user named.
     """
     found = asdict(landscape)
+    found["environment"] = landscape.environment.as_mapping()
     grid = found.pop("grid")
     content = {"format": FORMAT, **found, **grid}
     # Numbers in one line a row: a file that people can look at, a fifth as long as with indents.
@@ -105,6 +110,7 @@ def read_landscape(path: Path) -> Landscape:
         del content["format"]
         random = content.pop("random", None)
         grid = _grid({key: content.pop(key) for key in Grid.__dataclass_fields__})
+        content["environment"] = Environment(dict(content.get("environment", {})))
         found = Landscape(**content, grid=grid, random=None if random is None else _grid(random))
         for name in (found.row, found.method):
             if not isinstance(name, str) or not name.isprintable():

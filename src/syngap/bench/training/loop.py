@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from syngap.bench.errors import UserError
 from syngap.bench.methods.learner import Learner
@@ -15,10 +16,12 @@ from syngap.bench.metrics import Evaluation
 from syngap.bench.streams.stream import Batch, Stream
 from syngap.bench.training.capture import CapturedMethod, CudaGraphs
 from syngap.bench.training.checkpoint import random_states, restore_random_states
-from syngap.bench.training.evaluation import evaluate
 from syngap.bench.training.watch import Watch
+from syngap.messages import count_of
 
-__all__ = ["Journal", "step_function", "train"]
+__all__ = ["Journal", "evaluate", "step_function", "train"]
+
+_CHUNK = 1024  # samples that are evaluated at once
 
 
 class Journal(Protocol):
@@ -123,6 +126,44 @@ def step_function(method: Method) -> Callable[[Batch], None]:
         method.after_step()
 
     return take
+
+
+def evaluate(learner: Learner, stream: Stream, step: int, task: int, end: bool) -> Evaluation:
+    """Return the accuracy on every task's test samples, in percent.
+
+    Args:
+        learner: the network.
+        stream: where the test samples are.
+        step: how many batches have been learned.
+        task: the task that the last of them belonged to.
+        end: whether it was the last of that task.
+    """
+    predicted = _predictions(learner, stream, step)
+    right = predicted == stream.test.labels
+    counts = torch.bincount(stream.test.task, minlength=stream.tasks)
+    hits = torch.bincount(stream.test.task[right], minlength=stream.tasks)
+    accuracy = (100.0 * hits.double() / counts).tolist()
+    return Evaluation(step, task, end, tuple(accuracy), _newest(predicted, stream, task))
+
+
+def _predictions(learner: Learner, stream: Stream, step: int) -> Tensor:
+    found = []
+    for index in torch.split(torch.arange(len(stream.test.labels)), _CHUNK):
+        logits = learner.evaluate(stream.test.samples.take(index))
+        found.append(torch.where(logits.isfinite().all(1), logits.argmax(1), -1))
+    predicted = torch.cat(found).cpu()
+    if (predicted < 0).any():
+        steps = count_of(step, "step")
+        raise FloatingPointError(f"the network's outputs are not finite after {steps}")
+    return predicted
+
+
+def _newest(predicted: Tensor, stream: Stream, task: int) -> float | None:
+    """Return the share of predictions on seen tasks' samples that name a class of `task`."""
+    if stream.class_task is None:
+        return None
+    seen = stream.test.task <= task
+    return float(100.0 * (stream.class_task[predicted[seen]] == task).double().mean())
 
 
 class _Clock:

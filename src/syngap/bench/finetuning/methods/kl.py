@@ -20,8 +20,8 @@ __all__ = ["KL", "mean_divergence"]
 class KL(Method):
     """Adds strength · KL(start ‖ now) on a few anchors; a frozen copy of the start is kept.
 
-    `teacher`, the part of `syngap.protect`, stores the start's answers in place of the copy, and of
-    large vocabularies the likeliest tokens and some drawn ones.
+    `teacher`, the part of `syngap.protect`, stores the start's answers in place of the copy where
+    they are small, of a language model the inputs of its last layer, and calculates others again.
 
     Args:
         setting: the model, data and anchors.

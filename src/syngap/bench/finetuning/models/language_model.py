@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LanguageModel", "Making", "Share", "ShareFolder", "Shared", "share_nothing"]
+__all__ = ["LanguageModel", "Making", "Share", "ShareFolder", "Shared"]
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,3 @@ class LanguageModel:
     encode: Callable[[str], Tensor]
     start: int
     context: int
-
-
-def share_nothing(
-    name: str, make: Callable[[], Mapping[str, Tensor]], *, any_seed: bool = False
-) -> Shared:
-    """Make tensors for one run alone."""
-    return Shared(make(), 0.0)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import fmean
 
 from rich.table import Table
 
-from syngap.bench.errors import UserError
 from syngap.bench.finetuning.frontier import (
     LEVELS,
     as_trained,
     best_answers,
     exact_match,
     losses_at_best,
-    relative_forgetting,
 )
 from syngap.bench.finetuning.point import Point
-from syngap.bench.options import shown
+from syngap.bench.reporting.finetuning.columns import (
+    GIB,
+    check_known,
+    columns,
+    has_answers,
+    mean,
+    of_all_seeds,
+    summary,
+)
 from syngap.bench.reporting.finetuning.comparison import (
     Comparison,
     Outcome,
     Ratios,
-    Tried,
 )
 from syngap.messages import count_of
 
@@ -31,7 +35,6 @@ __all__ = [
     "SHORT",
     "answers",
     "before_and_after",
-    "forgetting_of",
     "headline",
     "markdown",
     "notes",
@@ -46,69 +49,6 @@ SHORT = (
     "losses it is the one that rises most. Interpolated: the same after interpolation with the "
     "start. –: learned too little to compare."
 )
-_GIB = 2**30
-_HOW = {"trained": "as trained", "interpolated": "interpolated", "equal_time": "equal time"}
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column: its name in a query, its heading, and the text of a method's cell."""
-
-    name: str
-    head: str
-    text: Callable[[Outcome], str]
-
-
-def _columns(found: Comparison, level: float | None = None) -> list[_Column]:
-    """Return every column.
-
-    Args:
-        found: the comparison.
-        level: of AdamW's best gain, at which forgetting is taken; None is the mean over all.
-    """
-    made = [
-        _Column("trials", "trials", lambda one: str(one.trials)),
-        _Column("seeds", "seeds", lambda one: str(len(one.seeds))),
-        _Column("new", "best new loss ↓", lambda one: _summary(one.new_losses, 3)),
-        _Column("gain", "gain / AdamW ↑", lambda one: _summary(one.gains)),
-    ]
-    if _has_answers(found):
-        made.append(_Column("exact", f"{found.task.exact} ↑", lambda one: _summary(one.exact)))
-    made += [_right_answers(found, kind) for kind in _answered(found)]
-    for name, how in _HOW.items():
-        if level is None or name != "equal_time":
-            made += [_forgetting(found, kind, name, how, level) for kind in found.old]
-    return [
-        *made,
-        _Column("rates", "good rates", lambda one: _range(one.rates)),
-        _Column("s", "s", lambda one: f"{one.seconds:.1f}"),
-        _Column("GiB", "GiB", lambda one: f"{one.memory / _GIB:.2f}" if one.memory else "–"),
-    ]
-
-
-def _right_answers(found: Comparison, kind: str) -> _Column:
-    head = f"{kind}, {found.task.exact} ↑"
-    return _Column(f"{kind}.exact", head, lambda one: _summary(one.old_exact[kind]))
-
-
-def _forgetting(found: Comparison, kind: str, name: str, how: str, level: float | None) -> _Column:
-    def text(one: Outcome) -> str:
-        return forgetting_of(found, one.family, kind, name, level)
-
-    return _Column(f"{kind}.{name}", f"{kind}, {how} ↓", text)
-
-
-def _has_answers(found: Comparison) -> bool:
-    return any(value is not None for outcome in found.outcomes for value in outcome.exact)
-
-
-def _answered(found: Comparison) -> list[str]:
-    """Return the old kinds of which shares of right answers are known."""
-    return [
-        kind
-        for kind in found.old
-        if any(value is not None for outcome in found.outcomes for value in outcome.old_exact[kind])
-    ]
 
 
 def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -118,13 +58,13 @@ def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
     the new loss is lowest.
     """
     old = [f"old: {kind} ↓" for kind in found.old]
-    answered = [f"{found.task.exact} ↑"] if _has_answers(found) else []
+    answered = [f"{found.task.exact} ↑"] if has_answers(found) else []
     heads = ["method", f"new: {found.new} ↓", *answered, *old, "forgets ↓", "interpolated ↓", "s"]
 
     def means(of_seeds: Sequence[Sequence[Point]]) -> list[str]:
         ends = [losses_at_best(points) for points in of_seeds]
-        right = [_mean([exact_match(points) for points in of_seeds])] if answered else []
-        new, *kept = (_mean([end[name] for end in ends], 3) for name in (None, *found.old))
+        right = [mean([exact_match(points) for points in of_seeds])] if answered else []
+        new, *kept = (mean([end[name] for end in ends], 3) for name in (None, *found.old))
         return [new, *right, *kept]
 
     starts = [[tried.start] for tried in found.tried[found.baseline].values()]
@@ -186,11 +126,11 @@ def whole_table(
     level: float | None = None,
 ) -> tuple[list[str], list[list[str]]]:
     """Return headings and lines, those of `markdown`."""
-    by_name = {column.name: column for column in _columns(found, level)}
+    by_name = {column.name: column for column in columns(found, level)}
     by_row = {outcome.family: outcome for outcome in found.outcomes}
     for names, known in ((rows, by_row), (only, by_name)):
         for name in names or ():
-            _check_known(name, known)
+            check_known(name, known)
     shown = [by_name[name] for name in only or by_name]
     outcomes = [by_row[row] for row in rows or by_row]
     lines = [[one.label, *(column.text(one) for column in shown)] for one in outcomes]
@@ -208,12 +148,12 @@ def answers(found: Comparison, kind: str, row: str = "", measure: str = "") -> s
         row: a method, whose `measure` is returned in place of the whole table.
         measure: "exact", "rise", "s" or "GiB".
     """
-    _check_known(kind, found.old)
+    check_known(kind, found.old)
     measures = ("exact", "rise", "s", "GiB")
     by_row = {one.family: _answers_of(one, found, kind) for one in found.outcomes}
     if row:
-        _check_known(row, by_row)
-        _check_known(measure, measures)
+        check_known(row, by_row)
+        check_known(measure, measures)
         return by_row[row][measures.index(measure)]
     lines = [["", f"{found.task.exact} ↑", f"rise on {kind} ↓", "s", "GiB"]]
     lines.append(["---", *["---:"] * len(measures)])
@@ -226,61 +166,21 @@ def _answers_of(one: Outcome, found: Comparison, kind: str) -> list[str]:
     ends = [best_answers(as_trained(each.points), each.start, kind) for each in trials]
     right = [None if end is None else end[0] for end in ends]
     rises = [None if end is None else end[1] for end in ends]
-    memory = f"{one.memory / _GIB:.1f}" if one.memory else "–"
-    return [_summary(right), _summary(rises), f"{one.seconds:.0f}", memory]
-
-
-def forgetting_of(
-    found: Comparison, row: str, kind: str, at: str, level: float | None = None
-) -> str:
-    """Return a method's forgetting relative to AdamW as text: mean over seeds, and range.
-
-    Args:
-        found: the comparison.
-        row: the method.
-        kind: of old data.
-        at: "trained", "interpolated" or "equal_time".
-        level: of AdamW's best gain, for "trained" and "interpolated"; None is the mean over all.
-    """
-    by_row = {outcome.family: outcome for outcome in found.outcomes}
-    allowed: dict[str, Callable[[Outcome], Ratios]] = {
-        "trained": lambda outcome: outcome.trained,
-        "interpolated": lambda outcome: outcome.interpolated,
-        "equal_time": lambda outcome: outcome.equal_time,
-    }
-    for name, known in ((row, by_row), (kind, found.old), (at, allowed)):
-        _check_known(name, known)
-    if level is None:
-        return _summary(allowed[at](by_row[row])[kind])
-    choices: dict[str, Callable[[Tried], list[Point]]] = {
-        "trained": lambda tried: as_trained(tried.points),
-        "interpolated": lambda tried: tried.points,
-    }
-    _check_known(at, choices)
-    ratios = []
-    for seed in by_row[row].seeds:
-        tried, adamw = found.tried[row][seed], as_trained(found.tried[found.baseline][seed].points)
-        points = choices[at](tried)
-        ratios.append(relative_forgetting(points, adamw, tried.start, kind, [level]))
-    return _summary(ratios)
+    memory = f"{one.memory / GIB:.1f}" if one.memory else "–"
+    return [summary(right), summary(rises), f"{one.seconds:.0f}", memory]
 
 
 def relative_to_adamw(found: Comparison, row: str, measure: str) -> str:
     """Return a method's best gain, or its time or memory, relative to AdamW's."""
     by_row = {outcome.family: outcome for outcome in found.outcomes}
-    _check_known(row, by_row)
-    _check_known(measure, ("gain", "time", "memory"))
+    check_known(row, by_row)
+    check_known(measure, ("gain", "time", "memory"))
     one, adamw = by_row[row], by_row[found.baseline]
     if measure == "gain":
-        return _summary(one.gains)
+        return summary(one.gains)
     if measure == "time":
         return f"{one.seconds / adamw.seconds:.1f}"
     return f"{one.memory / adamw.memory:.1f}" if adamw.memory else "–"
-
-
-def _check_known(name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise UserError(f"unknown {shown(name)}; there are {', '.join(known)}")
 
 
 def notes(found: Comparison) -> list[str]:
@@ -361,45 +261,5 @@ def _most_forgotten(ratios: Ratios) -> tuple[float, str] | None:
 
 def _means(ratios: Ratios) -> dict[str, float]:
     """Return forgetting by kind of old data, where every seed has a ratio to AdamW's."""
-    by_kind = {kind: _whole(values) for kind, values in ratios.items()}
+    by_kind = {kind: of_all_seeds(values) for kind, values in ratios.items()}
     return {kind: fmean(numbers) for kind, numbers in by_kind.items() if numbers}
-
-
-def _whole(values: Sequence[float | None]) -> list[float]:
-    """Return the values where every seed has one, else nothing."""
-    numbers = [value for value in values if value is not None]
-    return numbers if len(numbers) == len(values) else []
-
-
-def _mean(values: Sequence[float | None], digits: int = 2) -> str:
-    numbers = _whole(values)
-    return f"{fmean(numbers):.{digits}f}" if numbers else "–"
-
-
-def _summary(values: Sequence[float | None], digits: int = 2) -> str:
-    """Return the mean over seeds and the range; a dash where a seed has no value.
-
-    Examples:
-        >>> _summary([0.5, 0.25]), _summary([0.5, None]), _summary([0.5])
-        ('0.38 (0.25 to 0.50)', '– (1 of 2)', '0.50')
-    """
-    numbers = _whole(values)
-    if not numbers:
-        known = len([value for value in values if value is not None])
-        return f"– ({known} of {len(values)})" if len(values) > 1 else "–"
-    text = f"{fmean(numbers):.{digits}f}"
-    if len(numbers) > 1:
-        text += f" ({min(numbers):.{digits}f} to {max(numbers):.{digits}f})"
-    return text
-
-
-def _range(rates: Sequence[float]) -> str:
-    """Return the lowest and the highest rate, and their quotient.
-
-    Examples:
-        >>> _range([0.001, 0.003]), _range([0.1]), _range([])
-        ('0.001 to 0.003 (3×)', '0.1', '–')
-    """
-    if len(rates) < 2:
-        return f"{rates[0]:g}" if rates else "–"
-    return f"{rates[0]:g} to {rates[-1]:g} ({rates[-1] / rates[0]:.2g}×)"

@@ -10,32 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from syngap.bench.intervals import half_prediction
-from syngap.bench.reporting.statistics import FEWEST_SEEDS, TOO_FEW_SEEDS, Spread, spread_over
+from syngap.bench.reporting.reproduction import Remeasured
+from syngap.bench.reporting.statistics import TOO_FEW_SEEDS, spread_over
 from syngap.bench.store.outcome import Run
 
 __all__ = ["Repeated", "repeated"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Remeasured):
     """A loss at the end of a trial, recorded and here, over seeds."""
 
     name: str
-    recorded: Spread
-    here: Spread
-
-    @property
-    def difference(self) -> float:
-        """How far the new mean is from the recorded one."""
-        return self.here.mean - self.recorded.mean
-
-    @property
-    def tolerance(self) -> float | None:
-        """Half the 95 % prediction interval; None if too few seeds are recorded."""
-        if self.recorded.sd is None or self.recorded.seeds < FEWEST_SEEDS:
-            return None
-        return half_prediction(self.recorded.sd, self.recorded.seeds, self.here.seeds)
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ def _compare(row: str, recorded: Mapping[int, Run], here: Mapping[int, Run]) -> 
             for runs in (recorded, here)
         ]
         if spreads[0] is not None and spreads[1] is not None:
-            measured.append(Measured(name, spreads[0], spreads[1]))
+            measured.append(Measured(spreads[0], spreads[1], name))
     shared = [seed for seed in here if seed in recorded]
     same = [_losses(recorded[seed]) == _losses(here[seed]) for seed in shared]
     return Repeated(row, measured, bool(shared) and all(same))

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.checks import LARGEST_OPTION, is_number, is_of_torch
+from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, RECORD, VERSION, basis_in
 from syngap.optim.scores import SCALE
-from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, RECORD, VERSION, basis_in
 from syngap.optim.tensors import accumulator, local
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from syngap.optim.directions import Directions
-from syngap.optim.state_transfer import DIRECTIONS, MOMENTS, RECORD
+from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, RECORD
 from syngap.optim.tensors import accumulator, local
 
 __all__ = ["check_directions", "check_protection"]

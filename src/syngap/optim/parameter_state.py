@@ -1,4 +1,4 @@
-"""States restored from a checkpoint, and those of a parameter that grew."""
+"""What a state holds of a parameter: its names, restored from a checkpoint, or of one that grew."""
 
 from __future__ import annotations
 
@@ -169,11 +169,11 @@ def place_to_grow(
         states: what is kept by parameter.
         names: of the model's parameters, where there is a model.
     """
+    require_growth(old, new, states)
     lists: list[list[Tensor]] = [group["params"] for group in groups]
     places = [(params, i) for params in lists for i, param in enumerate(params) if param is old]
     if not places:
         raise ValueError(f"old {tuple(old.shape)} is not a parameter of this optimizer")
-    require_growth(old, new, states)
     if any(param is new for params in lists for param in params):
         raise ValueError(f"new {tuple(new.shape)} is already a parameter of this optimizer")
     if names is not None and new not in names:
@@ -183,8 +183,13 @@ def place_to_grow(
     return places[0]
 
 
-def require_growth(old: Tensor, new: Tensor, states: Sequence[dict[Tensor, Any]]) -> None:
+def require_growth(old: Any, new: Any, states: Sequence[dict[Tensor, Any]]) -> None:
     """Refuse a parameter that does not begin with the old one, or a state not known to grow."""
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        raise TypeError(
+            "grow takes two parameters, such as old.weight and new.weight, got "
+            f"{type(old).__name__} and {type(new).__name__}"
+        )
     if old.dim() != new.dim() or any(n < o for o, n in zip(old.shape, new.shape, strict=True)):
         raise ValueError(
             f"new must be at least as large as old in every dimension, "
