@@ -89,6 +89,7 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
         ("difference syngap er ACC only=mean", "+9.0"),
         ("difference syngap er ACC", "+9.0 (too few seeds)"),
         ("difference er syngap ACC only=mean", "−9.0"),
+        ("difference syngap er ACC only=mean seeds=0..1", "+9.0"),
         ("difference best:syngap best:er ACC only=mean", "+21.5"),
         ("option best:syngap lr", "1.0"),
         ("paper syngap ACC", "27.28 ± 0.58"),
@@ -110,6 +111,21 @@ def test_numbers_over_fewer_seeds_say_so(tmp_path: Path) -> None:
     assert run_query("value a sgd ACC", found).endswith(" (2 of 3 seeds)")
     assert run_query("difference a er sgd ACC", found).endswith(", 2 of 3 seeds)")
     assert "seeds" not in run_query("value a er ACC", found)
+
+
+def test_a_difference_may_be_over_some_of_the_seeds(tmp_path: Path) -> None:
+    for seed in range(4):
+        gain = 2 * (seed > 1)  # of seeds 2 and 3 alone
+        for row in ("er", "sgd"):
+            end = 50 + gain * (row == "er")
+            write_run(tmp_path / "a", row, Made(row), seed, R=[[90, 0], [end, end]], every=50)
+    write_experiment(tmp_path / "a", {}, ())
+    found = Results(tmp_path)
+    assert run_query("difference a er sgd ACC only=mean seeds=2..3", found) == "+2.0"
+    assert run_query("difference a er sgd ACC only=mean seeds=0,1", found) == "+0.0"
+    assert run_query("difference a er sgd ACC only=mean", found) == "+1.0"
+    with pytest.raises(UserError, match="seeds: there are no runs of 4"):
+        run_query("difference a er sgd ACC seeds=2..4", found)
 
 
 def test_a_curve_has_the_rows_that_differ_in_nothing_else(results: Results) -> None:

@@ -53,3 +53,9 @@ def test_an_option_that_came_later_sets_nothing_apart() -> None:
 
 def test_a_method_of_another_package_has_its_own_name() -> None:
     assert labels({"mine": {"name": "mine"}}) == {"mine": "mine"}
+
+
+def test_a_row_whose_values_are_long_to_say_goes_by_its_name() -> None:
+    searched = {**SYNGAP, "lr": 0.2913, "retention": 0.999732, "consolidation": 0.4972}
+    found = labels({"syngap": {**SYNGAP, "consolidation": 0.1}, "searched": searched})
+    assert found["searched"] == "SynGAP (searched)"

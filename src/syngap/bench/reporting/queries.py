@@ -7,10 +7,11 @@ after the star as name=value.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from syngap.bench.config.reading import text_in
+from syngap.bench.config.values import seeds_of
 from syngap.bench.errors import UserError
 from syngap.bench.reporting import curves, paper
 from syngap.bench.reporting.finetuning import comparison_table
@@ -131,14 +132,30 @@ def _value(results: Results, NAME: str, ROW: str, MEASURE: str, *, only: str = "
 
 
 def _difference(
-    results: Results, NAME: str, ROW: str, OTHER: str, MEASURE: str, *, only: str = ""
+    results: Results,
+    NAME: str,
+    ROW: str,
+    OTHER: str,
+    MEASURE: str,
+    *,
+    only: str = "",
+    seeds: str = "",
 ) -> str:
     places = _places(results, NAME, MEASURE, only)
     row, other = results.row(NAME, ROW), results.row(NAME, OTHER)
-    found = paired_difference(row.values[MEASURE], other.values[MEASURE])
+    found = paired_difference(*(_of_seeds(one.values[MEASURE], seeds) for one in (row, other)))
     if found is None or only:
         return format_number(_mean(found), places, "+")
-    return _interval(found, places, row.seed_note(found.seeds))
+    return _interval(found, places, "" if seeds else row.seed_note(found.seeds))
+
+
+def _of_seeds(values: Mapping[int, float], seeds: str) -> Mapping[int, float]:
+    """Return the values of seeds such as "5..14", each of which has to be there; "" is all."""
+    chosen = seeds_of(seeds) if seeds else list(values)
+    missing = [seed for seed in chosen if seed not in values]
+    if missing:
+        raise UserError(f"seeds: there are no runs of {', '.join(map(str, missing))}")
+    return {seed: values[seed] for seed in chosen}
 
 
 def _time(results: Results, NAME: str, ROW: str, OTHER: str) -> str:
@@ -199,7 +216,7 @@ QUERIES: dict[str, Callable[..., str]] = {
     "table": _table,  # of an experiment, or some of its rows and columns
     "curve": _by_value(curves.curve_table),  # a measure by the values of an option
     "value": _value,  # mean ± sd over seeds, or the mean alone
-    "difference": _difference,  # one row less another, seed by seed, with its 95 % interval
+    "difference": _difference,  # one row less another, seed by seed, and the 95 % interval
     "time": _time,  # training time as a multiple of another row's
     "paper": _paper,  # what the paper reports for a row, or its difference to the row `less`
     "notes": _notes,  # the sentences that belong beside the paper's numbers

@@ -303,7 +303,7 @@ _METHODS = {
     "si": "SI",
     "syngap": "SynGAP",
 }
-_LONGEST_LABEL = 100  # characters
+_LONGEST_LABEL = 45  # characters
 _MEMORY_OPTIONS = ("buffer", "replay", "memory")
 
 
