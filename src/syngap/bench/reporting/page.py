@@ -27,7 +27,6 @@ from syngap.bench.reporting.headline import (
 )
 from syngap.bench.reporting.landscapes import landscape_data
 from syngap.bench.reporting.paper import notes, quotes
-from syngap.bench.reporting.results import Search, read_search, search_data
 from syngap.bench.reporting.rows import (
     MEASURES,
     Row,
@@ -36,6 +35,7 @@ from syngap.bench.reporting.rows import (
     omissions,
     rows,
 )
+from syngap.bench.reporting.searches import Search, read_search, search_data
 from syngap.bench.reporting.series import (
     Band,
     accuracy_curve,

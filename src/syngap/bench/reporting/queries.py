@@ -17,8 +17,9 @@ from syngap.bench.reporting import curves, paper
 from syngap.bench.reporting.finetuning import comparison_table
 from syngap.bench.reporting.finetuning.columns import forgetting_of
 from syngap.bench.reporting.finetuning.comparison import compare_methods
-from syngap.bench.reporting.results import Results, search_table
+from syngap.bench.reporting.results import Results
 from syngap.bench.reporting.rows import MEASURES, Row
+from syngap.bench.reporting.searches import search_table
 from syngap.bench.reporting.statistics import (
     TOO_FEW_SEEDS,
     Spread,

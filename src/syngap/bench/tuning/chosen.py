@@ -122,6 +122,14 @@ def notes(tuning: Tuning) -> list[str]:
                 for option, edge in _edges(found, chosen[row]).items()
             ]
     said += [found.stopped for found in tuning.rows.values() if found.stopped]
+    scores = {
+        row: tuning.rows[row].score(trial)
+        for row, trial in chosen.items()
+        if tuning.experiment.methods[row].name != "joint"  # an upper bound, not a rival
+    }
+    if len(scores) > 1:
+        best = max(scores, key=lambda row: scores[row])
+        said.append(f"best on validation samples: {best}, {scores[best]:.2f}")
     if left := [row for row in tuning.experiment.methods if row not in chosen]:
         said.append(f"not chosen, and as they were in tuned.yaml: {', '.join(left)}")
     return said
