@@ -1062,3 +1062,38 @@ def test_a_divergence_that_rounding_leaves_below_zero_is_reported_as_none(
     report = protection.report()
     assert report.kl == 0
     assert "-0.0000" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("value", "kl", "sentence"),
+    [
+        (torch.nan, torch.nan, "The model answers known inputs with NaN: what it knew is lost."),
+        (torch.inf, torch.nan, "The model answers known inputs with NaN: what it knew is lost."),
+        (-torch.inf, torch.inf, "The model rules out what it answered before: an infinite KL."),
+    ],
+)
+def test_a_report_never_hides_what_is_not_finite(value: float, kl: float, sentence: str) -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs(), gate=False)
+    with torch.no_grad():
+        model.head.bias[2] = value
+    report = protection.report()
+    assert repr(report.kl) == repr(report.loss_now) == repr(kl)
+    assert sentence in str(report)
+    assert "Weights are NaN or infinite" in str(report)
+    assert "Weights moved" not in str(report)
+    assert "0.0000" not in str(report)
+
+
+def test_answers_with_nan_agree_with_nothing() -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs(), gate=False)
+    former = model.eval()(inputs()).argmax(-1)
+    model.register_forward_hook(
+        lambda *of: of[-1].masked_fill(of[-1].argmax(-1, keepdim=True) == 0, torch.nan)
+    )
+    report = protection.report()
+    assert 0 < (former == 0).float().mean() < 1
+    assert report.agreement == pytest.approx(float((former != 0).float().mean()))
+    assert "Weights moved by 0.00%" in str(report)
+    assert "what it knew is lost" in str(report)
