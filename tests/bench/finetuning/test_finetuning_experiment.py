@@ -756,6 +756,44 @@ def test_points_that_are_not_finite_and_trials_that_have_not_ended_are_left_out_
     assert "| kl |" not in text
 
 
+def from_another_start(run: Run, **changes: Any) -> Run:
+    """Return a run as of another version of the model or of the texts."""
+    return replace(run, points=[replace(run.points[0], **changes), *run.points[1:]])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"new": (3.1, 3.0)},
+        {"old": {"english": (1.0, 0.99)}},
+        {"old": {"latin": (1.0, 1.0)}},
+    ],
+)
+def test_a_seed_that_began_from_another_start_is_not_compared(changes: dict[str, Any]) -> None:
+    adamw, gate, adamw_1, gate_1 = hand_made()
+    whole = compare_methods([adamw, gate])
+    found = compare_methods([adamw, gate, adamw_1, from_another_start(gate_1, **changes)])
+    assert [one.seeds for one in found.outcomes] == [[0, 1], [0]]
+    assert found.outcomes[1] == whole.outcomes[1]
+    said = "seed 1: other losses before the first step than adamw's"
+    assert f"Not in these numbers: gate, {said}." in markdown(found)
+    none = compare_methods([adamw, from_another_start(gate, **changes)])
+    assert [one.family for one in none.outcomes] == ["adamw"]
+    rounded = from_another_start(gate, new=(3.0001, 3.0))
+    assert compare_methods([adamw, rounded]).missing == {}
+
+
+def test_trials_of_a_seed_that_began_from_several_starts_are_not_compared() -> None:
+    runs = [
+        *hand_made(),
+        from_another_start(made("gate", 0, [point(1.0, 1.0)], lr=0.2), new=(2.0, 2.0)),
+        made("gate", 1, [point(2.0, 1.1)], lr=0.2),
+    ]
+    found = compare_methods(runs)
+    assert found.outcomes[1].seeds == [1]
+    assert found.missing == {"gate": ["seed 0: other losses before the first step in some trials"]}
+
+
 def test_without_adamw_there_is_nothing_to_compare_with() -> None:
     with pytest.raises(UserError, match="adamw"):
         compare_methods([made("gate", 0, [point(2.0, 1.1)])])
