@@ -121,7 +121,7 @@ def test_a_checkpoint_without_its_configuration_is_not_gone_on_with(
 
 def test_other_data_than_the_run_began_with_are_refused(half_done: Job, tmp_path: Path) -> None:
     write_arrays(tmp_path / "data.npz", samples=120)
-    with pytest.raises(UserError, match=r"the data are not those that the run began with"):
+    with pytest.raises(UserError, match=r"the data, .* are not those that the run began with"):
         run_here(half_done)
 
 

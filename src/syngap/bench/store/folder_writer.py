@@ -110,7 +110,8 @@ class FolderJournal:
         steps: how many there will be.
         tasks: columns of R; 0 for a run that has none.
         checkpoint_seconds: at least so long between checkpoints within a task.
-        fingerprint: of the stream; going on with another one is refused. Empty is unknown.
+        fingerprint: of the stream, or of the files of a model that is tuned; going on with another
+            one is refused. Empty is unknown.
         tell: is called with the step and the latest mean accuracy, now and then.
     """
 
@@ -158,7 +159,10 @@ class FolderJournal:
                 self._drop(path, "without its lines of metrics.jsonl, which are lost")
                 continue
             if len({saved.get("fingerprint", ""), self._fingerprint} - {""}) > 1:
-                raise UserError(f"{self._folder}: the data are not those that the run began with")
+                raise UserError(
+                    f"{self._folder}: the data, or the files of the model, are not those that the "
+                    "run began with"
+                )
             self._rows = [(after, row) for after, row in saved["rows"]]
             self._cut(saved["metrics_bytes"])
             self._write_accuracy()
