@@ -285,7 +285,7 @@ class FolderJournal:
 
 
 def restore(run: Run, folder: Path) -> None:
-    """Write a finished run to its folder, without checkpoints, so that it need not be done again.
+    """Write an ended run to its folder, without checkpoints; `read_run` gives the same run again.
 
     Args:
         run: that was kept packed.
@@ -298,7 +298,9 @@ def restore(run: Run, folder: Path) -> None:
     write(folder / METRICS, lines.encode(), within=home)
     if run.accuracy:
         ends = [evaluation.task + 1 for evaluation in run.record if evaluation.end]
-        learned = ends or range(1, len(run.accuracy) + 1)
+        # The last line of the record may be lost where the process of a failed run was killed.
+        is_whole = len(ends) == len(run.accuracy)
+        learned = ends if is_whole else range(1, len(run.accuracy) + 1)
         rows = zip(learned, run.accuracy, strict=True)
         write(folder / ACCURACY, csv_of(rows, len(run.accuracy[0])).encode(), within=home)
     write_json(folder / STATUS, run.status.as_mapping(), within=home)
