@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,7 @@ from syngap.bench.methods.compiler import Compiler
 from syngap.bench.runner.local import Event, run_here, run_local
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
-from syngap.bench.store.environment import arithmetic
+from syngap.bench.store.environment import arithmetic, require_compiler
 from syngap.bench.streams import Stream
 from syngap.bench.training import train
 
@@ -351,6 +352,35 @@ def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.Mo
     assert make_plan(experiment, tmp_path / "out", device="cpu").jobs, (
         "another machine's is not known"
     )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Triton brings a compiler there")
+@pytest.mark.parametrize(
+    ("there", "chosen", "refusal"),
+    [
+        ({"triton", "gcc"}, None, None),
+        ({"triton", "clang"}, None, None),
+        ({"triton", "mine"}, "mine", None),
+        ({"triton"}, None, r"a C compiler \(gcc or clang\), which is not here"),
+        ({"triton", "gcc", "g++"}, "mine", r"a C compiler \(mine\), which is not here"),
+        ({"gcc"}, None, "the package triton, which is not here"),
+    ],
+)
+def test_a_gpu_needs_triton_and_a_c_compiler(
+    there: set[str], chosen: str | None, refusal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which Triton compiles what starts a kernel."""
+    for find in ("shutil.which", "find_spec"):
+        there_or_none = {name: name for name in there}.get
+        monkeypatch.setattr(f"syngap.bench.store.environment.{find}", there_or_none)
+    monkeypatch.delenv("CC", raising=False)
+    if chosen:
+        monkeypatch.setenv("CC", chosen)
+    if refusal is None:
+        require_compiler(torch.device("cuda"))
+        return
+    with pytest.raises(UserError, match=rf"training\.compiled: .*{refusal}"):
+        require_compiler(torch.device("cuda"))
 
 
 def test_seconds_of_a_run_leave_out_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
