@@ -539,6 +539,19 @@ def test_without_a_compiler_a_compiled_run_is_refused_before_it_begins(
     make_plan(experiment(), tmp_path / "out")
 
 
+@compiles
+def test_what_cannot_be_compiled_is_refused_with_the_reason(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no compiler\nfound")
+
+    compiler.on_graph = fail
+    of = experiment(training={**EXPERIMENT["training"], "compiled": True}, methods={"adamw": {}})
+    with pytest.raises(UserError, match=r"training\.compiled: .*no compiler found.*leave compiled"):
+        run_all(tmp_path / "out", of)
+
+
 def test_a_run_that_is_older_than_the_option_was_not_compiled() -> None:
     run = experiment().runs()[0]
     recorded = run.as_mapping()

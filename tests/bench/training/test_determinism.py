@@ -25,7 +25,7 @@ from syngap.bench import methods
 from syngap.bench.config.experiment import Experiment
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method
-from syngap.bench.methods.compiler import Compiler
+from syngap.bench.methods.compiler import Compiler, compiler_errors_refused
 from syngap.bench.runner.local import Event, run_here, run_local
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
@@ -342,6 +342,36 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
     stream = pictures()
     with pytest.raises(UserError, match=r"training\.compiled: .*no compiler found.*leave compiled"):
         train(stream, starter("er", stream, compiled=True), Notebook())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, importing its compiler
+@pytest.mark.parametrize("kind", ["CppCompileError", "RecompileError"])
+def test_what_cannot_be_compiled_later_is_refused_too(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the backward pass of a loss, or of another precision."""
+    from torch._dynamo.exc import RecompileError
+    from torch._inductor.exc import CppCompileError
+
+    error: RuntimeError = RecompileError("fatal error: no room")
+    if kind == "CppCompileError":
+        error = CppCompileError(["g++", *("-D" * 200)], "fatal error: no room")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("syngap.bench.runner.run.train", fail)
+    said = r"training\.compiled: .*\(.{0,40}fatal error: no room\); leave compiled false"
+    with pytest.raises(UserError, match=said):
+        run_here(job(tmp_path / "compiled", "training.compiled=true"))
+    with pytest.raises(type(error)):  # whose compiler that is, syngap does not know
+        run_here(job(tmp_path / "plain"))
+
+
+def test_other_errors_of_a_compiled_run_stay_what_they_are() -> None:
+    for error in (RuntimeError("shapes"), torch.OutOfMemoryError("full"), ValueError("no")):
+        with pytest.raises(type(error)), compiler_errors_refused():
+            raise error
 
 
 def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

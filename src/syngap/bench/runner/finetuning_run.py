@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from syngap.bench.finetuning.loop import train
 from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.setting import Setting
+from syngap.bench.methods.compiler import compiler_errors_refused
 from syngap.bench.registry import Registry
 from syngap.bench.store.environment import arithmetic, resolve_device
 from syngap.bench.store.folder_writer import FolderJournal, Tell
@@ -43,6 +45,7 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
     config, training = job.config, job.config.training
     with (
         arithmetic(training.threads, training.deterministic),
+        compiler_errors_refused() if training.compiled else nullcontext(),
         FolderJournal(
             job.folder,
             steps=training.steps,
