@@ -261,14 +261,26 @@ def test_a_row_that_a_setting_adds_has_the_options_of_its_methods_row(call: Call
     assert {name: options[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        (["derpp.lr=0.1"], " Other rows have buffer=20, replay=10."),
+        (["derpp.buffer=30"], " Other rows have replay=10."),
+        (["derpp.buffer=30", "derpp.replay=5"], ""),
+        (["adam.lr=0.1"], ""),  # it has no memory
+    ],
+)
 def test_a_row_that_a_setting_adds_has_the_methods_defaults_where_there_is_no_such_row(
-    call: Call,
+    settings: list[str], hint: str, call: Call
 ) -> None:
-    code, _, said = call("run", "tiny.yaml", "--methods", "adam", "--set", "methods.adam.lr=0.1")
+    """And a line says which options of memories the other rows have, where it could have them."""
+    method = settings[0].partition(".")[0]
+    given = [word for setting in settings for word in ("--set", f"methods.{setting}")]
+    code, _, said = call("run", "tiny.yaml", "--methods", method, *given)
     assert code == 0
-    assert said.startswith(
-        "methods.adam: new row, method adam. Options that are not set have the method's defaults. "
-        "Other rows have buffer=20, replay=10.\n"
+    assert said.splitlines()[0] == (
+        f"methods.{method}: new row, method {method}. "
+        f"Options that are not set have the method's defaults.{hint}"
     )
 
 

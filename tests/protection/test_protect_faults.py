@@ -14,6 +14,7 @@ import torch.distributed as dist
 from helpers import assert_identical, values_of
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal
+from torch.nn import functional as F
 from torch.optim import LBFGS, SGD, AdamW, SparseAdam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -787,6 +788,94 @@ def test_a_pass_that_fails_half_way_leaves_nothing_behind(model: Classifier) -> 
             syngap.protect(model, inputs(), predict=predict)
 
 
+class Writing(nn.Module):
+    """A classifier whose forward pass changes something of it, in eval mode too."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.length, self.merged = how, 0, False
+        self.body, self.lookup = classifier(), nn.Embedding(5, 4, max_norm=0.1)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("empty", None)
+
+    def train(self, mode: bool = True) -> Writing:
+        if self.how == "weights are merged by eval()" and not mode:
+            self.merged = True
+            self.body.first.weight.data.add_(1.0)
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.body.norm
+        if self.how == "a buffer is written":
+            self.calls += 1
+        elif self.how == "a buffer is exchanged":
+            self.calls = self.calls + 1
+        elif self.how == "a buffer is filled":
+            self.empty = torch.ones(3)
+        elif self.how == "a buffer is added" and self.length < 4:
+            self.register_buffer("cache", torch.ones(4))
+            self.length = 4
+        elif self.how == "statistics are of each batch":
+            F.batch_norm(x, norm.running_mean[:4], norm.running_var[:4], training=True)
+        elif self.how == "a layer trains":
+            norm.train()
+        elif self.how == "random numbers are drawn":
+            x = F.dropout(x, 0.1)
+        elif self.how == "an embedding is renormalised":
+            x = x + self.lookup(torch.zeros(len(x), dtype=torch.long))
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+CHANGES = [
+    "nothing",
+    "a buffer is written",
+    "a buffer is exchanged",
+    "a buffer is filled",
+    "a buffer is added",
+    "statistics are of each batch",
+    "a layer trains",
+    "random numbers are drawn",
+    "an embedding is renormalised",
+    "weights are merged by eval()",
+]
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("teacher", [True, False])
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_pass_of_the_set_up_leaves_a_trace(how: str, teacher: bool, gate: bool) -> None:
+    """Not the gate's, the teacher's, nor the trial of a model without a gate."""
+    model = Writing(how).train()
+    model.body.dropout.eval()
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+
+    def state() -> Any:
+        buffers = [{name: id(each) for name, each in m._buffers.items()} for m in model.modules()]
+        return [everything(model), buffers, model.length, model.merged]
+
+    before = state()
+    syngap.protect(model, inputs(), gate=gate, teacher=teacher)
+    assert_identical(state(), before)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_left_as_it_was() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            return F.linear(x, self.weight, self.bias)
+
+    model = torch.jit.script(Counting())
+    syngap.protect(model, inputs(), gate=False)
+    assert model.calls == 0
+    assert model.training
+
+
 # Predictions --------------------------------------------------------------------------------------
 
 NO_PREDICTION: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
@@ -1062,3 +1151,38 @@ def test_a_divergence_that_rounding_leaves_below_zero_is_reported_as_none(
     report = protection.report()
     assert report.kl == 0
     assert "-0.0000" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("value", "kl", "sentence"),
+    [
+        (torch.nan, torch.nan, "The model answers known inputs with NaN: what it knew is lost."),
+        (torch.inf, torch.nan, "The model answers known inputs with NaN: what it knew is lost."),
+        (-torch.inf, torch.inf, "The model rules out what it answered before: an infinite KL."),
+    ],
+)
+def test_a_report_never_hides_what_is_not_finite(value: float, kl: float, sentence: str) -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs(), gate=False)
+    with torch.no_grad():
+        model.head.bias[2] = value
+    report = protection.report()
+    assert repr(report.kl) == repr(report.loss_now) == repr(kl)
+    assert sentence in str(report)
+    assert "Weights are NaN or infinite" in str(report)
+    assert "Weights moved" not in str(report)
+    assert "0.0000" not in str(report)
+
+
+def test_answers_with_nan_agree_with_nothing() -> None:
+    model = classifier()
+    protection = syngap.protect(model, inputs(), gate=False)
+    former = model.eval()(inputs()).argmax(-1)
+    model.register_forward_hook(
+        lambda *of: of[-1].masked_fill(of[-1].argmax(-1, keepdim=True) == 0, torch.nan)
+    )
+    report = protection.report()
+    assert 0 < (former == 0).float().mean() < 1
+    assert report.agreement == pytest.approx(float((former != 0).float().mean()))
+    assert "Weights moved by 0.00%" in str(report)
+    assert "what it knew is lost" in str(report)

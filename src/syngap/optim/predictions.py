@@ -77,23 +77,50 @@ def _set_training(modules: Iterable[nn.Module], training: bool) -> None:
 
 @contextmanager
 def as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[None]:
-    """Run a model in eval mode, and give modes, buffers and random states back."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Run a model in eval mode, and give all that a forward pass may change back.
+
+    That is modes, buffers, attributes of layers and random states. `eval()` is not called, in which
+    some layers change their weights.
+    """
+    restore = _snapshot(model)
     own_state = None if generator is None else generator.get_state()
     devices = {param.device for param in model.parameters() if param.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(sorted(devices, key=str)):
-            model.eval()
+        with torch.random.fork_rng(sorted(devices, key=str)), in_eval_mode(model):
             yield
     finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        restore()
         if generator is not None and own_state is not None:
             generator.set_state(own_state)
+
+
+def _snapshot(model: nn.Module) -> Callable[[], None]:
+    """Return what gives a model its attributes, buffers and renormalised embeddings back.
+
+    Attributes go with buffers: a layer that enlarges one may note its length.
+    """
+    layers = [
+        (module, dict(vars(module)), dict(module._buffers.items())) for module in model.modules()
+    ]
+    embeddings = [part for part, *_ in layers if isinstance(part, (nn.Embedding, nn.EmbeddingBag))]
+    normed = [part.weight for part in embeddings if part.max_norm is not None]
+    values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *normed)]
+
+    def restore() -> None:
+        for module, attributes, buffers in layers:
+            for name in vars(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
+            for name in set(module._buffers.keys()) - buffers.keys():
+                delattr(module, name)
+            for name, buffer in buffers.items():
+                if module._buffers[name] is not buffer:
+                    setattr(module, name, buffer)
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+
+    return restore
 
 
 def inputs_alone(parts: int, name: str) -> str:

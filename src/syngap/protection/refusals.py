@@ -20,7 +20,7 @@ from syngap.optim.gated import GatedOptimizer
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.parameter_state import require_growth
-from syngap.optim.predictions import Predict, call, in_eval_mode, inputs_alone
+from syngap.optim.predictions import Predict, as_it_was, call, inputs_alone
 from syngap.optim.scores import require_classes_last
 from syngap.optim.tensors import is_sharded
 from syngap.protection.anchors import mask_of, tensors_of
@@ -174,7 +174,7 @@ def check_labels(model: nn.Module, batch: Any) -> None:
 @torch.enable_grad()
 def check_classes(model: nn.Module, batch: Any, predict: Predict) -> None:
     """Refuse logits whose classes are not in the last dimension, by one forward pass."""
-    with in_eval_mode(model):
+    with as_it_was(model, None):
         prediction = predict(batch)
     if isinstance(prediction, Tensor):
         mask = mask_of(batch, prediction)

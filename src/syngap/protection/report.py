@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,13 +42,15 @@ class Report:
     """What changed on known inputs since `protect()`, and which parts protected the model.
 
     Attributes:
-        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed. None for a
-            distribution of which torch has no KL divergence.
+        kl: the mean of KL(before ‖ now), in nats a prediction; 0 where nothing changed, NaN where
+            the model now answers with NaN. None for a distribution of which torch has no KL
+            divergence.
         loss_before: the mean loss on the model's former answers, before: their entropy, None for a
             distribution of which torch has none.
         loss_now: the same now, None where one of both is. The difference is `kl`.
         agreement: the share of predictions whose likeliest class is the former one, None where a
-            prediction has no classes. Classes that the model gained by `grow` do not count.
+            prediction has no classes. Classes that the model gained by `grow` do not count; an
+            answer with NaN has no likeliest class.
         agreement_with_new: the same where they count, None where it gained none.
         moved: how far the weights are from the start, relative to their norm.
         parts: what was used: "gate", "teacher", "interpolation".
@@ -81,9 +84,9 @@ class Report:
         """Return the report as a few lines of text."""
         kept = []
         if self.kl is not None:
-            kept.append(f"KL(before || now) {self.kl:.4f} nats")
+            kept.append(f"KL(before || now) {_number(self.kl, ' nats')}")
         if self.loss_before is not None and self.loss_now is not None:
-            losses = f"{self.loss_before:.4f} before and {self.loss_now:.4f} now"
+            losses = f"{_number(self.loss_before)} before and {_number(self.loss_now)} now"
             kept.append(f"cross-entropy with its former answers {losses}")
         if self.agreement is not None:
             kept.append(f"same first answer {self.agreement:.1%}")
@@ -92,7 +95,9 @@ class Report:
         lines = [f"On known inputs: {', '.join(kept)}."] if kept else []
         if kept and "teacher" in self.parts:
             lines[0] += " The teacher trained on these inputs: others may have changed more."
-        lines.append(f"Weights moved by {self.moved:.2%} of their norm.")
+        if math.isfinite(self.moved):
+            lines.append(f"Weights moved by {self.moved:.2%} of their norm.")
+        lines += self._failures()
         if self.parts or self.moved:
             lines.append(f"Protected by: {', '.join(self.parts) or 'nothing'}.")
         lines += self.advice
@@ -113,6 +118,27 @@ class Report:
                 share, count = numbers[how] / total, count_of(tensors[how], "tensor")
                 lines.append(f"  {share:6.1%} of parameters {text} ({count})")
         return "\n".join(lines)
+
+    def _failures(self) -> Iterator[str]:
+        """Yield what is not finite, of which no number says how much was kept."""
+        if not math.isfinite(self.moved):
+            yield "Weights are NaN or infinite: go back to a checkpoint from before."
+        if self.kl is not None and math.isnan(self.kl):
+            yield "The model answers known inputs with NaN: what it knew is lost."
+        elif self.kl is not None and math.isinf(self.kl):
+            yield "The model rules out what it answered before: an infinite KL."
+
+
+def _number(value: float, unit: str = "") -> str:
+    """Return a number for people.
+
+    Examples:
+        >>> [_number(value, " nats") for value in (0.5, math.nan, math.inf)]
+        ['0.5000 nats', 'NaN', 'infinite']
+    """
+    if math.isnan(value):
+        return "NaN"
+    return "infinite" if math.isinf(value) else f"{value:.4f}{unit}"
 
 
 def advice(moved: float, steps: int | None, calls: int | None) -> Iterator[str]:
@@ -178,16 +204,22 @@ def compare(
         assert isinstance(whole, Tensor)
         former = before.prediction.argmax(-1).to(now.device)
         mask = True if before.mask is None else before.mask.to(now.device)
-        same += float(((now.argmax(-1) == former) & mask).sum())
+        same += float(((_likeliest(now) == former) & mask).sum())
         has_new = has_new or whole.shape[-1] > now.shape[-1]
-        same_with_new += float(((whole.argmax(-1) == former) & mask).sum())
+        same_with_new += float(((_likeliest(whole) == former) & mask).sum())
     total = max(1.0, total)
     kl, entropy = (
         None if None in values else sum(filter(None, values)) / total for values in (kls, entropies)
     )
     shares = [each / total if has_classes else None for each in (same, same_with_new)]
-    kl = None if kl is None else max(0.0, kl)  # rounding may leave it a little below
+    kl = 0.0 if kl is not None and kl < 0 else kl  # rounding may leave it a little below
     return Kept(kl, entropy, shares[0], shares[1] if has_new else None)
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """Return the likeliest classes, -1 for logits that make no probabilities."""
+    highest, classes = logits.max(-1)  # NaN where one of them is
+    return classes.masked_fill(~highest.isfinite(), -1)
 
 
 def _times(count: int, mean: Callable[[], Tensor]) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim.errors import Notices
-from syngap.optim.predictions import Predict, in_eval_mode
+from syngap.optim.predictions import Predict, as_it_was, in_eval_mode
 from syngap.optim.scores import suspect_probabilities
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
@@ -74,7 +74,7 @@ class Teacher:
         self._may_capture = True
         if any(is_sharded(param) for param in model.parameters()):
             self._features = None  # FSDP2 frees the weights of a layer after its product
-        with in_eval_mode(model), torch.no_grad():
+        with as_it_was(model, None), torch.no_grad():
             for batch in self.batches:
                 with LastProduct() as product:
                     prediction = self._predict_batch(batch)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from syngap.bench import api
 from syngap.bench.config.component import Component
 from syngap.bench.config.experiment import shipped
-from syngap.bench.config.finetuning import FinetuningExperiment, parse_experiment
+from syngap.bench.config.finetuning import FinetuningExperiment, FinetuningRun, parse_experiment
 from syngap.bench.doctor import findings
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning import language_setting, loop, methods, models
@@ -49,6 +49,8 @@ from syngap.bench.reporting.finetuning.comparison_table import (
 from syngap.bench.reporting.finetuning.repeated import repeated
 from syngap.bench.reporting.queries import run_query
 from syngap.bench.reporting.results import Results
+from syngap.bench.runner import finetuning_run
+from syngap.bench.runner.finetuning_run import FinetuningJob
 from syngap.bench.runner.local import run_here
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.recorded import repeat_finetuning
@@ -195,6 +197,81 @@ def test_a_shared_folder_is_filled_once_and_again_where_that_was_cut_short(tmp_p
     other = shared.share_folder_in(tmp_path, {"model": "b"})
     with pytest.raises(KeyboardInterrupt):
         other("model", killed)
+
+
+MODEL_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", MODEL_FILES)
+def test_nothing_is_shared_by_models_of_other_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer's count: texts have other tokens, and so have own samples."""
+    data, made = tmp_path / "data", list[str]()
+    place = data / "llama"
+    place.mkdir(parents=True)
+    for file in MODEL_FILES:
+        (place / file).write_text("one")
+
+    def fill(folder: Path) -> None:
+        made.append("folder")
+
+    def tensors() -> dict[str, Tensor]:
+        made.append("tensors")
+        return {"tokens": torch.zeros(1)}
+
+    def model(making: Any, **options: Any) -> Any:
+        assert making.share_folder is not None
+        making.share_folder("model", fill)
+        making.share("tokens", tensors, any_seed=True)
+        making.share("samples", tensors)
+        return object()
+
+    config = make_plan(experiment(), tmp_path / "out").jobs[0].config
+    monkeypatch.setattr(models.registry, "get", lambda _: model)
+    assert isinstance(config, FinetuningRun)
+    config = replace(config, model=Component("causal_lm", {"folder": "llama", "gguf": None}))
+    job = FinetuningJob(tmp_path / "out" / "adamw-0", config, data)
+
+    def times() -> int:
+        """How often things are made."""
+        made.clear()
+        finetuning_run._loaded.clear()  # as in a new process
+        finetuning_run._load(job)
+        return len(made)
+
+    assert [times(), times()] == [3, 0]
+    (place / ".gitattributes").write_text("")  # no part of a model
+    os.utime(place / name)
+    assert times() == 0
+    (place / name).write_text("two")
+    assert [times(), times()] == [3, 0]
+    (place / name).unlink()
+    assert times() == 3
+
+
+def test_a_run_does_not_go_on_with_a_model_of_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, files = experiment(methods={"adamw": {}}), {"llama/tokenizer.json": "a"}
+    monkeypatch.setattr(finetuning_run, "digests", lambda *_: dict(files))
+
+    def killed(self: FolderJournal, step: int) -> bool:
+        if step > 2:
+            raise Killed
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderJournal, "advance", killed)
+        with pytest.raises(Killed):
+            run_all(tmp_path, of)
+    files["llama/tokenizer.json"] = "b"
+    plan = make_plan(of, tmp_path, if_there="resume")
+    with plan.begin(), pytest.raises(UserError, match="the files of the model, are not those"):
+        run_here(plan.jobs[0])
+    files["llama/tokenizer.json"] = "a"
+    run_all(tmp_path, of)
+    assert read_run(tmp_path / "adamw-0").done
 
 
 def test_runs_of_a_process_load_the_model_once(
@@ -460,6 +537,19 @@ def test_without_a_compiler_a_compiled_run_is_refused_before_it_begins(
         make_plan(of, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     make_plan(experiment(), tmp_path / "out")
+
+
+@compiles
+def test_what_cannot_be_compiled_is_refused_with_the_reason(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no compiler\nfound")
+
+    compiler.on_graph = fail
+    of = experiment(training={**EXPERIMENT["training"], "compiled": True}, methods={"adamw": {}})
+    with pytest.raises(UserError, match=r"training\.compiled: .*no compiler found.*leave compiled"):
+        run_all(tmp_path / "out", of)
 
 
 def test_a_run_that_is_older_than_the_option_was_not_compiled() -> None:
@@ -754,6 +844,44 @@ def test_points_that_are_not_finite_and_trials_that_have_not_ended_are_left_out_
     assert "not finite are left out: gate 1" in text
     assert "kl, seed 0: 1 of 2 trials ended" in text
     assert "| kl |" not in text
+
+
+def from_another_start(run: Run, **changes: Any) -> Run:
+    """Return a run as of another version of the model or of the texts."""
+    return replace(run, points=[replace(run.points[0], **changes), *run.points[1:]])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"new": (3.1, 3.0)},
+        {"old": {"english": (1.0, 0.99)}},
+        {"old": {"latin": (1.0, 1.0)}},
+    ],
+)
+def test_a_seed_that_began_from_another_start_is_not_compared(changes: dict[str, Any]) -> None:
+    adamw, gate, adamw_1, gate_1 = hand_made()
+    whole = compare_methods([adamw, gate])
+    found = compare_methods([adamw, gate, adamw_1, from_another_start(gate_1, **changes)])
+    assert [one.seeds for one in found.outcomes] == [[0, 1], [0]]
+    assert found.outcomes[1] == whole.outcomes[1]
+    said = "seed 1: other losses before the first step than adamw's"
+    assert f"Not in these numbers: gate, {said}." in markdown(found)
+    none = compare_methods([adamw, from_another_start(gate, **changes)])
+    assert [one.family for one in none.outcomes] == ["adamw"]
+    rounded = from_another_start(gate, new=(3.0001, 3.0))
+    assert compare_methods([adamw, rounded]).missing == {}
+
+
+def test_trials_of_a_seed_that_began_from_several_starts_are_not_compared() -> None:
+    runs = [
+        *hand_made(),
+        from_another_start(made("gate", 0, [point(1.0, 1.0)], lr=0.2), new=(2.0, 2.0)),
+        made("gate", 1, [point(2.0, 1.1)], lr=0.2),
+    ]
+    found = compare_methods(runs)
+    assert found.outcomes[1].seeds == [1]
+    assert found.missing == {"gate": ["seed 0: other losses before the first step in some trials"]}
 
 
 def test_without_adamw_there_is_nothing_to_compare_with() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import shutil
+import threading
+import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +20,20 @@ import torch
 from PIL import Image
 from refused import refused
 from runfolders import Made, write_experiment
-from tiny import job, results, state, write_arrays
+from tiny import job, results, state, tiny, tree, write_arrays
 from torch import Tensor, nn
 
-from syngap.bench.config.experiment import parse_yaml
+from syngap.bench.config.experiment import Experiment, parse_yaml
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner
 from syngap.bench.methods.sgd import SGD
 from syngap.bench.reporting.rows import rows
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import run_here
+from syngap.bench.runner.plan import IfThere, Plan, make_plan
 from syngap.bench.runner.run import Job
 from syngap.bench.store.folder_reader import read_runs
+from syngap.bench.store.records import alone_in, nobody_in
 from syngap.bench.streams import Batch, Split, Stream, Tasks
 from syngap.bench.streams.files import ImageFiles
 
@@ -121,7 +129,7 @@ def test_a_checkpoint_without_its_configuration_is_not_gone_on_with(
 
 def test_other_data_than_the_run_began_with_are_refused(half_done: Job, tmp_path: Path) -> None:
     write_arrays(tmp_path / "data.npz", samples=120)
-    with pytest.raises(UserError, match=r"the data are not those that the run began with"):
+    with pytest.raises(UserError, match=r"the data, .* are not those that the run began with"):
         run_here(half_done)
 
 
@@ -212,3 +220,130 @@ def test_the_process_of_a_failed_run_ends_by_itself(
     engine.run_local([job(tmp_path / "er-0", "methods.er.lr=1e30")], 1, events.append)
     assert events[-1].kind == "failed"
     assert codes[0] == 0
+
+
+# Two at a time ------------------------------------------------------------------------------------
+
+needs_locks = pytest.mark.skipif(os.name != "posix", reason="the lock needs fcntl")
+
+
+def plan_of(out: Path, *settings: str, if_there: IfThere = "refuse") -> Plan:
+    return make_plan(Experiment.from_mapping(tiny(*settings)), out, if_there=if_there)
+
+
+@pytest.mark.parametrize("if_there", ["refuse", "resume", "replace"])
+@pytest.mark.parametrize("name", ["tiny", "other"])
+def test_of_two_that_looked_at_the_same_moment_one_begins(
+    if_there: IfThere, name: str, tmp_path: Path
+) -> None:
+    """Whether the first has ended by then or not: the second knows nothing of its runs."""
+    out = tmp_path / "out"
+    first = plan_of(out, f"name={name}", if_there=if_there)
+    second = plan_of(out, "seeds=[1]", if_there=if_there)
+    with first.begin():
+        before = tree(out)
+        if os.name == "posix":
+            with refused("out: another process is at work there"), second.begin():
+                pass
+    with refused("out: another process has begun runs there", "again"), second.begin():
+        pass
+    assert tree(out) == before
+    with plan_of(out, f"name={name}", if_there="resume").begin():
+        pass
+
+
+@needs_locks
+@pytest.mark.parametrize("fails", ["make_folder", "clean", "write_yaml"])
+def test_who_fails_to_begin_leaves_no_lock(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    plan = plan_of(tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr(f"syngap.bench.runner.plan.{fails}", fail)
+        with refused("out: cannot be written"), plan.begin():
+            pass
+    with plan.begin():
+        with refused("another process is at work there"), plan.begin():
+            pass
+        assert not nobody_in(plan.out)
+    assert nobody_in(plan.out)
+
+
+@needs_locks
+def test_a_worker_of_a_killed_command_is_waited_for_before_its_run_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    with plan_of(out).begin():
+        run_here(job(out / "er-0"))
+    plan, order = plan_of(out, if_there="replace"), list[str]()
+
+    def begin() -> None:
+        with plan.begin():
+            order.append("removed")
+
+    with alone_in(out / "er-0"):
+        thread = threading.Thread(target=begin)
+        thread.start()
+        while "er-0: another process is at work there; waiting" not in caplog.text:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        assert (out / "er-0" / "config.yaml").is_file()
+        order.append("the worker ended")
+    thread.join()
+    assert order == ["the worker ended", "removed"]
+    assert not (out / "er-0").exists()
+
+
+@needs_locks
+def test_who_waits_for_a_folder_that_is_made_anew_waits_for_the_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lock of one that was removed keeps nobody out."""
+    folder, inside = tmp_path / "er-0", list[str]()
+    folder.mkdir()
+
+    def wait() -> None:
+        with alone_in(folder, wait=True):
+            inside.append("second")
+
+    thread = threading.Thread(target=wait)
+    with ExitStack() as first, ExitStack() as anew:
+        first.enter_context(alone_in(folder))
+        thread.start()
+        for times in (1, 2):
+            while caplog.text.count("waiting for its end") < times:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            if times == 1:
+                folder.rmdir()
+                folder.mkdir()
+                anew.enter_context(alone_in(folder))
+                first.close()
+        assert inside == []
+    thread.join()
+    assert inside == ["second"]
+
+
+@needs_locks
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a second handle of what the first has opened."""
+    opened, copies = os.open, list[int]()
+
+    def open_twice(*arguments: Any) -> int:
+        handle = opened(*arguments)
+        copies.append(os.dup(handle))
+        return handle
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_twice)
+        with alone_in(tmp_path):
+            pass
+    assert nobody_in(tmp_path)
+    for handle in copies:
+        os.close(handle)

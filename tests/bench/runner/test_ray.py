@@ -269,7 +269,7 @@ def test_a_second_command_is_refused_before_it_changes_anything(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Where no lock of a folder reaches the other machine."""
-    monkeypatch.setattr("syngap.bench.runner.plan.alone_in", lambda folder: nullcontext())
+    monkeypatch.setattr("syngap.bench.runner.plan.alone_in", lambda *_, **__: nullcontext())
     monkeypatch.setattr(engine, "connect", lambda *_: nullcontext(Cluster(cluster._ray)))
     monkeypatch.setattr(engine, "_PATIENCE", 1.0)
     command = ["run", written(here, *SHORT), "--out", "out", "--engine", "ray"]

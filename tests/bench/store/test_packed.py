@@ -8,12 +8,13 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fuzz.guard import limited
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,13 +22,24 @@ from refused import refused
 from runfolders import DEMO, LAYERS, Made, write_experiment, write_run
 from tiny import tree
 
+from syngap.bench.finetuning.point import Point
 from syngap.bench.metrics import Evaluation
 from syngap.bench.store import packed
-from syngap.bench.store.folder_reader import read_runs
+from syngap.bench.store.folder_reader import read_run, read_runs
+from syngap.bench.store.folder_writer import restore
 from syngap.bench.store.outcome import Environment, RecordedConfig, Run, Status
 from syngap.bench.store.packed import are_same, is_packed, read_packed, write_packed
 
 RUNS, CURVES = "runs.jsonl", "curves.jsonl.gz"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unsynced() -> Iterator[None]:
+    """A loss of power is not what is tried here, and syncs take most of the time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda handle: None)
+        yield
+
 
 # Any runs -----------------------------------------------------------------------------------------
 
@@ -53,8 +65,8 @@ SAID = (
 @st.composite
 def runs_of(draw: st.DrawFn) -> list[Run]:
     """Runs as they can be read: done or failed, joint, without evaluations, with any numbers."""
-    keys = st.tuples(NAMES, st.integers(0, 99))
-    return [draw(run_of(row, seed)) for row, seed in draw(st.lists(keys, unique=True, max_size=4))]
+    keys = draw(st.lists(st.tuples(NAMES, st.integers(0, 99)), unique=True, max_size=4))
+    return [draw(run_of(row, seed) | finetuning_run_of(row, seed)) for row, seed in keys]
 
 
 @st.composite
@@ -92,8 +104,46 @@ def run_of(draw: st.DrawFn, row: str, seed: int) -> Run:
         initial=draw(st.none() | percents.map(tuple)),
         record=record,
         summaries={
-            step: draw(said) for step in draw(st.sets(st.sampled_from([0, *steps]), max_size=3))
+            step: draw(said)
+            for step in sorted(draw(st.sets(st.sampled_from([0, *steps]), max_size=3)))
         },
+    )
+
+
+@st.composite
+def finetuning_run_of(draw: st.DrawFn, row: str, seed: int) -> Run:
+    """Losses may be infinite or NaN, and right answers are there or not."""
+    kinds = draw(st.sampled_from([["english"], ["wiki", "python"]]))
+    halves = st.tuples(st.floats(), st.floats())
+    has_answers = draw(st.booleans())
+
+    def by_kind() -> dict[str, tuple[float, float]]:
+        return {kind: draw(halves) for kind in kinds}
+
+    places = st.tuples(st.integers(1, 99), st.sampled_from([-1.0, -0.5, 0.0]))
+    points = [
+        Point(
+            step,
+            abs(share),
+            draw(halves),
+            by_kind(),
+            seconds=draw(st.floats(1, 9)),
+            setup=draw(st.floats(0, 1)),
+            memory=draw(st.integers(0, 2**40)),
+            exact=draw(halves) if has_answers else None,
+            old_exact=by_kind() if has_answers else None,
+        )
+        for step, share in [(0, -1.0), *sorted(draw(st.sets(places, max_size=3)))]
+    ]
+    state = draw(st.sampled_from(["done", "failed"]))
+    found = {"row": row, "seed": seed, "method": {"name": "kl", "lr": draw(FINITE)}}
+    return Run(
+        path=Path(),
+        config=RecordedConfig.from_mapping({**found, "family": "kl", "texts": {"name": "python"}}),
+        status=Status({"state": state, "seconds": draw(st.floats(0, 9))}),
+        environment=Environment({"device": "cpu"}),
+        accuracy=[],
+        points=points,
     )
 
 
@@ -114,6 +164,35 @@ def test_any_runs_are_read_as_they_were_packed(runs: list[Run]) -> None:
         before = tree(directory)
         assert write_packed(directory, reversed(found)) == 0
         assert tree(directory) == before
+
+
+def as_in_a_folder(run: Run) -> Run:
+    """Return a run with what its folder can hold: some letters are spaces in YAML."""
+    entries = yaml.safe_load(yaml.safe_dump(run.config.as_mapping(), allow_unicode=True))
+    entries.pop("format", None)  # by which a file says that it is of a later version
+    said = {step: of for step, of in run.summaries.items() if step or run.initial is not None}
+    return replace(run, config=RecordedConfig.from_mapping(entries), summaries=said)
+
+
+@settings(deadline=None)
+@given(runs_of())
+def test_any_runs_are_read_as_they_were_restored(runs: list[Run]) -> None:
+    """Each in a folder of its own: done and failed, of a stream or of fine-tuning."""
+    with tempfile.TemporaryDirectory() as name:
+        for place, run in enumerate(map(as_in_a_folder, runs)):
+            restore(run, Path(name) / str(place))
+            assert comparable(read_run(Path(name) / str(place))) == comparable(run)
+
+
+def test_a_failed_run_that_lost_a_line_of_its_record_is_restored(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "folders", {"er": DEMO["er"]}, (0,))
+    metrics = folder / "er-0" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    status = Status({"state": "failed", "error": "killed"})
+    run = replace(read_run(folder / "er-0"), status=status)
+    assert sum(each.end for each in run.record) == len(run.accuracy) - 1
+    restore(run, tmp_path / "restored" / "er-0")
+    assert comparable(read_run(tmp_path / "restored" / "er-0")) == comparable(run)
 
 
 def test_made_up_runs_are_the_same_packed_and_in_folders(tmp_path: Path) -> None:

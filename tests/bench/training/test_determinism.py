@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,11 +25,11 @@ from syngap.bench import methods
 from syngap.bench.config.experiment import Experiment
 from syngap.bench.errors import UserError
 from syngap.bench.methods import Learner, Method
-from syngap.bench.methods.compiler import Compiler
+from syngap.bench.methods.compiler import Compiler, compiler_errors_refused
 from syngap.bench.runner.local import Event, run_here, run_local
 from syngap.bench.runner.plan import make_plan
 from syngap.bench.runner.run import Job
-from syngap.bench.store.environment import arithmetic
+from syngap.bench.store.environment import arithmetic, require_compiler
 from syngap.bench.streams import Stream
 from syngap.bench.training import train
 
@@ -343,6 +344,36 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
         train(stream, starter("er", stream, compiled=True), Notebook())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, importing its compiler
+@pytest.mark.parametrize("kind", ["CppCompileError", "RecompileError"])
+def test_what_cannot_be_compiled_later_is_refused_too(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the backward pass of a loss, or of another precision."""
+    from torch._dynamo.exc import RecompileError
+    from torch._inductor.exc import CppCompileError
+
+    error: RuntimeError = RecompileError("fatal error: no room")
+    if kind == "CppCompileError":
+        error = CppCompileError(["g++", *("-D" * 200)], "fatal error: no room")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("syngap.bench.runner.run.train", fail)
+    said = r"training\.compiled: .*\(.{0,40}fatal error: no room\); leave compiled false"
+    with pytest.raises(UserError, match=said):
+        run_here(job(tmp_path / "compiled", "training.compiled=true"))
+    with pytest.raises(type(error)):  # whose compiler that is, syngap does not know
+        run_here(job(tmp_path / "plain"))
+
+
+def test_other_errors_of_a_compiled_run_stay_what_they_are() -> None:
+    for error in (RuntimeError("shapes"), torch.OutOfMemoryError("full"), ValueError("no")):
+        with pytest.raises(type(error)), compiler_errors_refused():
+            raise error
+
+
 def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     experiment = Experiment.from_mapping(tiny("training.compiled=true"))
@@ -351,6 +382,35 @@ def test_without_a_compiler_no_run_begins(tmp_path: Path, monkeypatch: pytest.Mo
     assert make_plan(experiment, tmp_path / "out", device="cpu").jobs, (
         "another machine's is not known"
     )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Triton brings a compiler there")
+@pytest.mark.parametrize(
+    ("there", "chosen", "refusal"),
+    [
+        ({"triton", "gcc"}, None, None),
+        ({"triton", "clang"}, None, None),
+        ({"triton", "mine"}, "mine", None),
+        ({"triton"}, None, r"a C compiler \(gcc or clang\), which is not here"),
+        ({"triton", "gcc", "g++"}, "mine", r"a C compiler \(mine\), which is not here"),
+        ({"gcc"}, None, "the package triton, which is not here"),
+    ],
+)
+def test_a_gpu_needs_triton_and_a_c_compiler(
+    there: set[str], chosen: str | None, refusal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which Triton compiles what starts a kernel."""
+    for find in ("shutil.which", "find_spec"):
+        there_or_none = {name: name for name in there}.get
+        monkeypatch.setattr(f"syngap.bench.store.environment.{find}", there_or_none)
+    monkeypatch.delenv("CC", raising=False)
+    if chosen:
+        monkeypatch.setenv("CC", chosen)
+    if refusal is None:
+        require_compiler(torch.device("cuda"))
+        return
+    with pytest.raises(UserError, match=rf"training\.compiled: .*{refusal}"):
+        require_compiler(torch.device("cuda"))
 
 
 def test_seconds_of_a_run_leave_out_compiling(monkeypatch: pytest.MonkeyPatch) -> None:

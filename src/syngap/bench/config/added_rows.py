@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from syngap.bench.errors import UserError
@@ -38,6 +38,7 @@ def complete_rows(
     before: Any,
     changed: Sequence[str],
     say: Callable[[str], None],
+    options_of: Callable[[str], Collection[str]],
 ) -> dict[str, Any]:
     """Return the rows, where a new one has the missing options of the row of its method.
 
@@ -49,10 +50,12 @@ def complete_rows(
         before: what stood under `methods` without them.
         changed: the rows that settings name.
         say: gets a line for every new row: where its options come from.
+        options_of: returns the names of the options that a method has.
 
     Examples:
         >>> rows = {"er": {"buffer": 50}, "er_slow": {"method": "er", "lr": 0.03}}
-        >>> complete_rows(rows, {"er": {"buffer": 50}}, ["er_slow"], print)["er_slow"]
+        >>> before = {"er": {"buffer": 50}}
+        >>> complete_rows(rows, before, ["er_slow"], print, lambda method: ())["er_slow"]
         methods.er_slow: new row, method er. It takes from the row er: buffer=50.
         {'buffer': 50, 'method': 'er', 'lr': 0.03}
     """
@@ -70,7 +73,8 @@ def complete_rows(
         taken = {name: value for name, value in like.items() if name not in options}
         complete[row] = {**like, **options}
         source = "Options that are not set have the method's defaults."
-        if others := _of_memories(known):
+        missing = {*options_of(str(method))} - complete[row].keys()
+        if others := _of_memories(known, missing):
             source += f" Other rows have {_listed(others)}."
         if taken := {name: value for name, value in taken.items() if name != "method"}:
             source = f"It takes from the row {named(method)}: {_listed(taken)}."
@@ -78,10 +82,10 @@ def complete_rows(
     return complete
 
 
-def _of_memories(rows: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the options of memories that all rows which have them share."""
+def _of_memories(rows: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the options of memories, of these names, that all rows which have them share."""
     shared = {}
-    for name in _MEMORY:
+    for name in (name for name in _MEMORY if name in names):
         values = [row[name] for row in rows.values() if isinstance(row, dict) and name in row]
         if values and all(value == values[0] for value in values):
             shared[name] = values[0]

@@ -13,7 +13,7 @@ What `search` may hold is in search.py; runs do not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -338,7 +338,11 @@ def with_settings(
         rows = mapping_of(changed["methods"], "methods")
         before = raw.get("methods")
         check_rows(rows, before, registry.names())
-        changed["methods"] = complete_rows(rows, before, rows_set, say)
+
+        def options_of_method(name: str) -> Collection[str]:
+            return signature(registry.get(name)) if name in registry.names() else ()
+
+        changed["methods"] = complete_rows(rows, before, rows_set, say, options_of_method)
     return changed
 
 

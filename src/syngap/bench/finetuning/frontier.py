@@ -25,16 +25,36 @@ __all__ = [
     "held_out_gain",
     "losses_at_best",
     "relative_forgetting",
+    "same_start",
 ]
 
 LEVELS = (0.7, 0.8, 0.9, 0.95)  # of AdamW's best gain
 NEAR_BEST = 1.05  # times the best new loss
 NEAR_LEAST = 2.0  # times the least forgetting
+_ROUNDING = 1e-3  # of a loss: evaluations of one model in half precision, on two machines
+_NEAR_ZERO = 1e-4
 
 
 def as_trained(points: Sequence[Point]) -> list[Point]:
     """Return the points without interpolation."""
     return [point for point in points if point.share == 1]
+
+
+def same_start(one: Point, other: Point) -> bool:
+    """Return whether two evaluations before the first step are of one model on the same data.
+
+    Forgetting from one start says nothing about forgetting from another.
+    """
+    if list(one.old) != list(other.old):
+        return False
+    losses = [
+        (*each.new, *(loss for halves in each.old.values() for loss in halves))
+        for each in (one, other)
+    ]
+    return all(
+        math.isclose(first, second, rel_tol=_ROUNDING, abs_tol=_NEAR_ZERO)
+        for first, second in zip(*losses, strict=True)
+    )
 
 
 def best_gain(points: Sequence[Point], start: Point, half: int) -> float:

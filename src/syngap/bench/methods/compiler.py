@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar
 
@@ -15,10 +16,11 @@ from torch._functorch import config as functorch_config
 
 from syngap.bench.errors import UserError
 
-__all__ = ["Compiler"]
+__all__ = ["Compiler", "compiler_errors_refused"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _EAGER = 2  # forward passes of a shape before it is compiled
+_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 
 class Compiler:
@@ -87,11 +89,7 @@ class Compiler:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())[:300]
-            raise UserError(
-                f"training.compiled: torch.compile cannot compile the network ({reason}); "
-                "leave compiled false"
-            ) from error
+            raise _refusal(error) from error
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -106,6 +104,28 @@ class Compiler:
                 "which compiled code may not call",
                 stacklevel=2,
             )
+
+
+@contextmanager
+def compiler_errors_refused() -> Iterator[None]:
+    """Raise what goes wrong in torch's compiler as a UserError, which says what to do."""
+    try:
+        yield
+    except Exception as error:
+        kinds = type(error).__mro__  # not imported, as that takes long; they differ by version too
+        if any(kind.__module__.startswith(_PACKAGES) for kind in kinds):
+            raise _refusal(error) from error
+        raise
+
+
+def _refusal(error: Exception) -> UserError:
+    text = str(error).partition("Set TORCHDYNAMO")[0]
+    if "\nOutput:" in text:  # of a compiler: its command, which comes before, is long
+        text = f"{text.partition(chr(10))[0]}: {text.partition('Output:')[2]}"
+    return UserError(
+        "training.compiled: torch.compile cannot compile the network "
+        f"({' '.join(text.split())[:300]}); leave compiled false"
+    )
 
 
 def _own_code(model: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from syngap.bench.finetuning.loop import train
 from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.finetuning.models import Making
 from syngap.bench.finetuning.setting import Setting
+from syngap.bench.methods.compiler import compiler_errors_refused
 from syngap.bench.registry import Registry
 from syngap.bench.store.environment import arithmetic, resolve_device
 from syngap.bench.store.folder_writer import FolderJournal, Tell
-from syngap.bench.store.shared import share_folder_in, share_in
+from syngap.bench.store.shared import digests, share_folder_in, share_in
 
 __all__ = ["FinetuningJob", "check_buildable", "execute_finetuning"]
 
@@ -43,11 +45,13 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
     config, training = job.config, job.config.training
     with (
         arithmetic(training.threads, training.deterministic),
+        compiler_errors_refused() if training.compiled else nullcontext(),
         FolderJournal(
             job.folder,
             steps=training.steps,
             tasks=0,
             checkpoint_seconds=training.checkpoint_seconds,
+            fingerprint=json.dumps(files) if (files := _files(job)) else "",
             tell=tell,
         ) as journal,
     ):
@@ -97,6 +101,8 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
     """Return the model before tuning, and what it was made from."""
     config, device = job.config, resolve_device(job.config.training.device)
     of_model: dict[str, Value] = {"model": config.model.as_mapping()}
+    if files := _files(job):
+        of_model["files"] = files
     depends_on: dict[str, Value] = {
         config.task: config.source.as_mapping(),
         **of_model,
@@ -121,6 +127,11 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
         )
         _loaded[key] = making, _made("model", task.models, config.model, making)
     return _loaded[key]
+
+
+def _files(job: FinetuningJob) -> dict[str, Value]:
+    """Return digests of the files of a run's model, its tokenizer's among them."""
+    return digests(job.config.model.options, job.data)
 
 
 def _made(part: str, registry: Registry, component: Component, source: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,13 +20,14 @@ from syngap.bench.config.finetuning import (
     check_equal_trials,
     parse_experiment,
 )
+from syngap.bench.config.reading import LARGE
 from syngap.bench.errors import UserError
 from syngap.bench.methods.average import lag_note
 from syngap.bench.options import shown
 from syngap.bench.runner.finetuning_run import FinetuningJob, check_buildable
 from syngap.bench.runner.loggers import registry as loggers
 from syngap.bench.runner.run import Job, method_factory, stream_of
-from syngap.bench.storage import clean, make_folder, strays
+from syngap.bench.storage import clean, make_folder, read, strays
 from syngap.bench.store.environment import require_compiler, resolve_device
 from syngap.bench.store.folder_reader import (
     Run,
@@ -62,6 +63,8 @@ class Plan:
         others: folders that hold a config.yaml and no run of this experiment: they stay.
         notes: what the user should know before the runs.
         recorded: runs of a record, which are written to their folders first: these are done too.
+        before: what experiment.yaml held in `out` when the plan was made; None where it was not
+            there.
     """
 
     experiment: AnyExperiment
@@ -73,6 +76,7 @@ class Plan:
     others: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     recorded: list[Run] = field(default_factory=list)
+    before: bytes | None = None
 
     @contextmanager
     def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
@@ -84,10 +88,15 @@ class Plan:
         with self._writing():
             make_folder(self.out, within=self.out)
         with alone_in(self.out):
+            if _experiment_in(self.out) != self.before:
+                raise UserError(
+                    f"{self.out}: another process has begun runs there since this one looked; "
+                    "the same command again takes them into account"
+                )
             with self._writing():
                 left = [*self.others]
                 for folder in self.stale:
-                    left += remove_run(folder, loggers.names(), within=self.out)
+                    left += self._remove(folder)
                 if left:
                     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
                     named = ", ".join(map(str, left[:_NAMED]))
@@ -97,9 +106,14 @@ class Plan:
                 write_yaml(self.out / EXPERIMENT, mapping, within=self.out)
                 for run in self.recorded:
                     folder = self.out / run.path.name
-                    remove_run(folder, loggers.names(), within=self.out)  # one that did not end
+                    self._remove(folder)  # one that did not end
                     restore(run, folder)
             yield
+
+    def _remove(self, folder: Path) -> list[Path]:
+        """Remove a run, once no worker of a killed command is in it; return what else is there."""
+        with alone_in(folder, wait=True) if folder.is_dir() else nullcontext():
+            return remove_run(folder, loggers.names(), within=self.out)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -135,6 +149,7 @@ def make_plan(
     if isinstance(experiment, Experiment):
         experiment = replace(experiment, search=None)  # no run depends on it
     jobs = jobs_of(experiment, out, data, device)
+    before = _experiment_in(out)  # first: what comes after this is noticed when the plan is begun
     earlier = _earlier(experiment, out, if_there)
     _check_writable(out)
     steps, notes = _check_buildable(jobs)
@@ -165,7 +180,8 @@ def make_plan(
             notes.append(f"{record} has no finished run of these")
     if to_do and device is None and experiment.training.compiled:
         require_compiler(resolve_device(experiment.training.device))
-    return Plan(merged, out, to_do, done, steps, stale, others, notes if to_do else [], recorded)
+    notes = notes if to_do else []
+    return Plan(merged, out, to_do, done, steps, stale, others, notes, recorded, before)
 
 
 def _check_record(record: Path, experiment: AnyExperiment, out: Path) -> None:
@@ -206,6 +222,13 @@ def jobs_of(
             FinetuningJob(out / run.name, run.on_device(device), data) for run in experiment.runs()
         ]
     return [Job(out / run.name, run.on_device(device), data) for run in experiment.runs()]
+
+
+def _experiment_in(out: Path) -> bytes | None:
+    try:
+        return read(out / EXPERIMENT, LARGE)
+    except (OSError, UserError):  # not there, or nothing that `_earlier` lets through
+        return None
 
 
 def _earlier(experiment: AnyExperiment, out: Path, if_there: IfThere) -> dict[str, Any] | None:

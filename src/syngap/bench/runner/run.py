@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from syngap.bench.config.run_config import RunConfig, Training
 from syngap.bench.errors import UserError
 from syngap.bench.memory import Memory
 from syngap.bench.methods import Learner, Method
+from syngap.bench.methods.compiler import compiler_errors_refused
 from syngap.bench.store.environment import arithmetic, memory_limit, resolve_device
 from syngap.bench.store.folder_writer import FolderJournal, Tell
 from syngap.bench.streams import Stream
@@ -42,7 +43,8 @@ class Job:
 def execute(job: Job, tell: Tell) -> None:
     """Do a run, or what is left of it."""
     training = job.config.training
-    with arithmetic(training.threads, training.deterministic):
+    refused = compiler_errors_refused() if training.compiled else nullcontext()
+    with arithmetic(training.threads, training.deterministic), refused:
         _execute(job, training, tell)
 
 

@@ -53,13 +53,23 @@ def resolve_device(name: str) -> torch.device:
 
 
 def require_compiler(device: torch.device) -> None:
-    """Refuse, by a UserError, where torch.compile has nothing to compile with."""
+    """Refuse, by a UserError, where torch.compile has nothing to compile with.
+
+    On a GPU that is Triton, which compiles what starts its kernels with a C compiler.
+    """
+    usual = [{"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")]
+    language, variable = "C++", "CXX"
     if device.type == "cuda":
-        needed, is_there = "the package triton", find_spec("triton") is not None
-    else:
-        usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-        name = os.environ.get("CXX") or usual
-        needed, is_there = f"a C++ compiler ({name})", shutil.which(name) is not None
+        _require("the package triton", find_spec("triton") is not None)
+        if sys.platform == "win32":  # where Triton brings a compiler
+            return
+        language, variable, usual = "C", "CC", ["gcc", "clang"]
+    names = [os.environ[variable]] if os.environ.get(variable) else usual
+    is_there = any(shutil.which(name) is not None for name in names)
+    _require(f"a {language} compiler ({' or '.join(names)})", is_there)
+
+
+def _require(needed: str, is_there: bool) -> None:
     if not is_there:
         raise UserError(
             f"training.compiled: got true, and torch.compile needs {needed}, which is not here; "

@@ -110,7 +110,8 @@ class FolderJournal:
         steps: how many there will be.
         tasks: columns of R; 0 for a run that has none.
         checkpoint_seconds: at least so long between checkpoints within a task.
-        fingerprint: of the stream; going on with another one is refused. Empty is unknown.
+        fingerprint: of the stream, or of the files of a model that is tuned; going on with another
+            one is refused. Empty is unknown.
         tell: is called with the step and the latest mean accuracy, now and then.
     """
 
@@ -158,7 +159,10 @@ class FolderJournal:
                 self._drop(path, "without its lines of metrics.jsonl, which are lost")
                 continue
             if len({saved.get("fingerprint", ""), self._fingerprint} - {""}) > 1:
-                raise UserError(f"{self._folder}: the data are not those that the run began with")
+                raise UserError(
+                    f"{self._folder}: the data, or the files of the model, are not those that the "
+                    "run began with"
+                )
             self._rows = [(after, row) for after, row in saved["rows"]]
             self._cut(saved["metrics_bytes"])
             self._write_accuracy()
@@ -281,7 +285,7 @@ class FolderJournal:
 
 
 def restore(run: Run, folder: Path) -> None:
-    """Write a finished run to its folder, without checkpoints, so that it need not be done again.
+    """Write an ended run to its folder, without checkpoints; `read_run` gives the same run again.
 
     Args:
         run: that was kept packed.
@@ -294,7 +298,9 @@ def restore(run: Run, folder: Path) -> None:
     write(folder / METRICS, lines.encode(), within=home)
     if run.accuracy:
         ends = [evaluation.task + 1 for evaluation in run.record if evaluation.end]
-        learned = ends or range(1, len(run.accuracy) + 1)
+        # The last line of the record may be lost where the process of a failed run was killed.
+        is_whole = len(ends) == len(run.accuracy)
+        learned = ends if is_whole else range(1, len(run.accuracy) + 1)
         rows = zip(learned, run.accuracy, strict=True)
         write(folder / ACCURACY, csv_of(rows, len(run.accuracy[0])).encode(), within=home)
     write_json(folder / STATUS, run.status.as_mapping(), within=home)

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +36,33 @@ def alone_in(folder: Path, *, wait: bool = False, quiet: bool = False) -> Iterat
     except ImportError:  # Windows
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
+    is_ours = False
+    while not is_ours:
+        handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            busy = f"{folder}: another process is at work there"
-            if not wait:
-                raise UserError(busy) from None
-            if not quiet:
-                _LOG.warning("%s; waiting for its end", busy)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+            _lock(handle, folder, wait, quiet)
+            # While this waited, the folder may have been removed, and another made in its place.
+            is_ours = os.path.samestat(os.fstat(handle), folder.stat())
+            if is_ours:
+                yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # else a forked process would keep it
+            os.close(handle)
+
+
+def _lock(handle: int, folder: Path, wait: bool, quiet: bool) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        busy = f"{folder}: another process is at work there"
+        if not wait:
+            raise UserError(busy) from None
+        if not quiet:
+            _LOG.warning("%s; waiting for its end", busy)
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def nobody_in(folder: Path) -> bool:

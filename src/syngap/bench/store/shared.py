@@ -10,18 +10,21 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
 
-from syngap.bench.config.component import Value
+from syngap.bench.config.component import Options, Value
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.models.language_model import Share, Shared, ShareFolder
 from syngap.bench.storage import make_folder, move, remove_tree, write
 from syngap.bench.store.records import alone_in
 from syngap.bench.training.checkpoint import pack, read_state
 
-__all__ = ["share_folder_in", "share_in"]
+__all__ = ["digests", "share_folder_in", "share_in"]
+
+_CHUNK = 1 << 20  # bytes
 
 
 def share_in(
@@ -77,6 +80,39 @@ def share_folder_in(out: Path, depends_on: Mapping[str, Value]) -> ShareFolder:
         return folder
 
     return share
+
+
+def digests(options: Options, data: Path | None) -> dict[str, Value]:
+    """Return a digest of each file that options name in the folder of data.
+
+    Of a folder all files in it count, with the tokenizer's: what is made from a model depends on
+    every one. Hidden files and folders within do not.
+    """
+    found: dict[str, Value] = {}
+    for name in options.values():
+        for path in _files((data or Path()) / name) if isinstance(name, str) and name else ():
+            state = path.stat()
+            found[f"{name}/{path.name}"] = _digest(path, state.st_size, state.st_mtime_ns)
+    return found
+
+
+def _files(place: Path) -> list[Path]:
+    try:
+        if not place.is_dir():
+            return [place] if place.is_file() else []
+        inside = sorted(place.iterdir())
+        return [path for path in inside if path.is_file() and not path.name.startswith(".")]
+    except OSError:  # a text that is no path
+        return []
+
+
+@lru_cache(maxsize=1024)  # runs of one process read each file once, as long as it is the same
+def _digest(path: Path, size: int, changed: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()[:12]
 
 
 def _place(out: Path, name: str, depends_on: Mapping[str, Value]) -> Path:

@@ -15,6 +15,7 @@ from syngap.bench.finetuning.frontier import (
     good_rates,
     held_out_gain,
     relative_forgetting,
+    same_start,
 )
 from syngap.bench.finetuning.model_tasks import TASKS, ModelTask, task_in
 from syngap.bench.finetuning.point import Point
@@ -37,6 +38,7 @@ NAMES = {
     "osf": "OSF",
     "sgd": "SGD",
 }
+_OTHER = "other losses before the first step"
 _SLACK = 1.05  # of AdamW's seconds: times of equal runs differ
 
 Ratios = dict[str, list[float | None]]
@@ -151,7 +153,10 @@ class Comparison:
 
 
 def compare_methods(runs: Sequence[Run]) -> Comparison:
-    """Return the comparison of all methods whose trials have ended, seed by seed."""
+    """Return the comparison of all methods whose trials have ended, seed by seed.
+
+    A seed with which a method began from another start than AdamW is left out.
+    """
     tried, missing = _gather(runs)
     methods = {run.family: run.config.method.name for run in runs}
     base = next((family for family in tried if methods[family] == BASELINE), None)
@@ -167,6 +172,11 @@ def compare_methods(runs: Sequence[Run]) -> Comparison:
         shared = {seed: found for seed, found in by_seed.items() if seed in tried[base]}
         if not shared:
             missing.setdefault(family, []).append(f"{BASELINE} has no seed that it has")
+        for seed, found in [*shared.items()]:
+            if not same_start(found.start, tried[base][seed].start):
+                missing.setdefault(family, []).append(f"seed {seed}: {_OTHER} than {BASELINE}'s")
+                del shared[seed]
+        if not shared:
             continue
         outcomes.append(_outcome(family, methods[family], shared, tried[base], old))
     task = task_in(runs[0].config.entries) or TASKS["texts"]
@@ -182,7 +192,7 @@ def _new_name(run: Run, task: ModelTask) -> str:
 
 
 def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], dict[str, list[str]]]:
-    """Return points by method and seed, and what is left out because trials have not ended."""
+    """Return points by method and seed, and what is left out."""
     groups: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         groups.setdefault(run.family, {}).setdefault(run.seed, []).append(run)
@@ -192,19 +202,30 @@ def _gather(runs: Sequence[Run]) -> tuple[dict[str, dict[int, Tried]], dict[str,
         trials = {run.row for found in by_seed.values() for run in found}
         for seed, found in sorted(by_seed.items()):
             done = [run for run in found if run.done and run.points]
-            if len(done) < len(trials):
-                ended = f"{len(done)} of {count_of(len(trials), 'trial')} ended"
-                missing.setdefault(family, []).append(f"seed {seed}: {ended}")
+            reason = _reason_to_leave_out(done, len(trials))
+            if reason:
+                missing.setdefault(family, []).append(f"seed {seed}: {reason}")
                 continue
-            by_trial = {run.row: [p for p in run.points[1:] if p.is_finite] for run in done}
-            if any(by_trial.values()):
-                rates = {run.row: _rate(run) for run in done}
-                diverged = sum(not point.is_finite for run in done for point in run.points)
-                found_now = Tried(done[0].points[0], by_trial, rates, diverged)
-                tried.setdefault(family, {})[seed] = found_now
-            else:
-                missing.setdefault(family, []).append(f"seed {seed}: no evaluation was finite")
+            by_trial = {run.row: _finite(run) for run in done}
+            rates = {run.row: _rate(run) for run in done}
+            diverged = sum(not point.is_finite for run in done for point in run.points)
+            start = done[0].points[0]
+            tried.setdefault(family, {})[seed] = Tried(start, by_trial, rates, diverged)
     return tried, missing
+
+
+def _reason_to_leave_out(done: Sequence[Run], trials: int) -> str:
+    """Return why the trials of a method that ended with one seed say nothing, "" where they do."""
+    if len(done) < trials:
+        return f"{len(done)} of {count_of(trials, 'trial')} ended"
+    start, *others = (run.points[0] for run in done)
+    if not start.is_finite or not any(map(_finite, done)):
+        return "no evaluation was finite"
+    return "" if all(same_start(start, other) for other in others) else f"{_OTHER} in some trials"
+
+
+def _finite(run: Run) -> list[Point]:
+    return [point for point in run.points[1:] if point.is_finite]
 
 
 def _rate(run: Run) -> float:
