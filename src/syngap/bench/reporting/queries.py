@@ -145,9 +145,11 @@ def _difference(
     places = _places(results, NAME, MEASURE, only)
     row, other = results.row(NAME, ROW), results.row(NAME, OTHER)
     found = paired_difference(*(_of_seeds(one.values[MEASURE], seeds) for one in (row, other)))
+    note = "" if seeds or found is None else row.seed_note(found.seeds)
     if found is None or only:
-        return format_number(_mean(found), places, "+")
-    return _interval(found, places, "" if seeds else row.seed_note(found.seeds))
+        number = format_number(_mean(found), places, "+")
+        return f"{number} ({note})" if note else number
+    return _interval(found, places, note)
 
 
 def _of_seeds(values: Mapping[int, float], seeds: str) -> Mapping[int, float]:

@@ -129,7 +129,9 @@ def notes(tuning: Tuning) -> list[str]:
     }
     if len(scores) > 1:
         best = max(scores, key=lambda row: scores[row])
-        said.append(f"best on validation samples: {best}, {scores[best]:.2f}")
+        diverged = len(tuning.rows[best].diverged)
+        but = f"; {diverged} of its trials diverged" if diverged else ""
+        said.append(f"best on validation samples: {best}, {scores[best]:.2f}{but}")
     if left := [row for row in tuning.experiment.methods if row not in chosen]:
         said.append(f"not chosen, and as they were in tuned.yaml: {', '.join(left)}")
     return said
