@@ -1186,3 +1186,9 @@ def test_answers_with_nan_agree_with_nothing() -> None:
     assert report.agreement == pytest.approx(float((former != 0).float().mean()))
     assert "Weights moved by 0.00%" in str(report)
     assert "what it knew is lost" in str(report)
+
+
+@pytest.mark.parametrize("size", [300, 4])
+def test_labels_in_place_of_inputs_are_named(size: int) -> None:
+    with pytest.raises(RuntimeError, match="look like labels: pass the inputs"):
+        protect(nn.Linear(4, 3), torch.randint(0, 3, (size,)))

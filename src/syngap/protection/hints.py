@@ -16,6 +16,7 @@ __all__ = [
     "AS_TOKENS",
     "NO_BATCH",
     "are_inputs_and_labels",
+    "are_labels",
     "has_no_batch",
     "hints_for",
     "is_array",
@@ -77,6 +78,9 @@ def hints_for(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
         )
     if isinstance(batch, (tuple, list)) and are_inputs_and_labels(batch):
         yield f"Labels are not needed: pass {inputs_alone(2, 'known')}"
+    if are_labels(model, batch):
+        yield "Whole numbers in one dimension look like labels: pass the inputs, not the labels"
+        return
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     own = [param.dtype for param in model.parameters() if param.is_floating_point()]
     for tensor in tensors:
@@ -106,6 +110,12 @@ def _vocabulary_hint(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[st
 def is_array(value: Any) -> bool:
     """Return whether something is an array that is no tensor."""
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def are_labels(model: nn.Module, batch: Any) -> bool:
+    """Return whether a batch is whole numbers in one dimension, and the model reads no tokens."""
+    whole = isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 1
+    return whole and not any(isinstance(part, nn.Embedding) for part in model.modules())
 
 
 def has_no_batch(batch: Any) -> bool:

@@ -189,7 +189,10 @@ def holds(space: Space, value: Any) -> bool:
         ("search.rounds=[[0, 2]]", ["search.rounds: got 0, expected a whole number"]),
         ("search.rounds=[[2, 1]]", ["search.rounds: got [[2, 1]], expected more seeds in every"]),
         ("search.rounds=[[4, 2], [2, 2]]", ["search.rounds: got", "more seeds in every round"]),
-        ("search.rounds=[[2, 3]]", ["search.seeds: got 2, and the last of search.rounds has 3"]),
+        (
+            "search.rounds=[[2, 3]]",
+            ["got 2 seeds, and the last of search.rounds needs 3, such as 100..102"],
+        ),
         ("search.seeds=", ["search.seeds: missing"]),
         ("search.stream=", ["search.stream: missing"]),
         ("search.spaces=", ["search.spaces: missing"]),

@@ -202,7 +202,8 @@ def tune(
     Console().print(tuned.table())
     for note in tuned.notes():
         typer.echo(note)
-    typer.echo(f"The experiment with what was chosen is {tuned.experiment}")
+    made = "The experiment with what was chosen is" if table else "The table comes from syngap run"
+    typer.echo(f"{made} {tuned.experiment}")
     if tuned.stopped:
         raise typer.Exit(1)
     if tuned.runs is not None:

@@ -28,7 +28,7 @@ from syngap.bench.config.space import Space
 from syngap.bench.config.values import mapping_of, options_of, seeds_in
 from syngap.bench.errors import UserError
 from syngap.bench.options import Count, Says, check_value, checked, named, shown, signature
-from syngap.messages import nearest
+from syngap.messages import count_of, nearest
 
 __all__ = ["Search", "Trials"]
 
@@ -105,8 +105,8 @@ class Search:
         most = max([1, *(seeds for _, seeds in search.rounds)])
         if len(search.seeds) != most:
             raise UserError(
-                f"search.seeds: got {len(search.seeds)}, and the last of search.rounds has {most}; "
-                "give as many, or other rounds"
+                f"search.seeds: got {count_of(len(search.seeds), 'seed')}, and the last of "
+                f"search.rounds needs {most}, such as 100..{99 + most}; or give other rounds"
             )
         if shared := search.shared(seeds):
             raise UserError(

@@ -17,7 +17,7 @@ from syngap.bench.store.search_record import (
 from syngap.messages import count_of, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from syngap.bench.config.component import Value
     from syngap.bench.tuning.halving import Trial
@@ -122,19 +122,31 @@ def notes(tuning: Tuning) -> list[str]:
                 for option, edge in _edges(found, chosen[row]).items()
             ]
     said += [found.stopped for found in tuning.rows.values() if found.stopped]
-    scores = {
-        row: tuning.rows[row].score(trial)
-        for row, trial in chosen.items()
-        if tuning.experiment.methods[row].name != "joint"  # an upper bound, not a rival
-    }
-    if len(scores) > 1:
-        best = max(scores, key=lambda row: scores[row])
-        diverged = len(tuning.rows[best].diverged)
-        but = f"; {diverged} of its trials diverged" if diverged else ""
-        said.append(f"best on validation samples: {best}, {scores[best]:.2f}{but}")
+    said += _best_row(tuning, chosen)
     if left := [row for row in tuning.experiment.methods if row not in chosen]:
         said.append(f"not chosen, and as they were in tuned.yaml: {', '.join(left)}")
     return said
+
+
+def _best_row(tuning: Tuning, chosen: Mapping[str, Trial]) -> list[str]:
+    """Return which row is best on validation samples, joint training apart, and how clearly."""
+    rivals = [row for row in chosen if tuning.experiment.methods[row].name != "joint"]
+    scores = {row: tuning.rows[row].score(chosen[row]) for row in rivals}
+    best, *others = sorted(rivals, key=lambda row: -scores[row]) or [""]
+    if not others:
+        return []
+    ours, theirs = (_by_seed(tuning.rows[row], chosen[row]) for row in (best, others[0]))
+    higher = sum(theirs[seed] > ours[seed] for seed in ours if seed in theirs)
+    said = (
+        f"best on validation samples: {best}, {scores[best]:.2f}; {others[0]} is next, "
+        f"{scores[others[0]]:.2f}, and higher with {higher} of {count_of(len(ours), 'seed')}"
+    )
+    diverged = len(tuning.rows[best].diverged)
+    return [f"{said}; {diverged} of the trials of {best} diverged" if diverged else said]
+
+
+def _by_seed(found: RowSearch, trial: Trial) -> dict[int, float]:
+    return {seed: found.runs[trial.number, seed].accuracy or 0.0 for seed in found.seeds_of(trial)}
 
 
 def _summary(found: RowSearch, best: Trial) -> dict[str, Value]:
