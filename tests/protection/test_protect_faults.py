@@ -1191,4 +1191,4 @@ def test_answers_with_nan_agree_with_nothing() -> None:
 @pytest.mark.parametrize("size", [300, 4])
 def test_labels_in_place_of_inputs_are_named(size: int) -> None:
     with pytest.raises(RuntimeError, match="look like labels: pass the inputs"):
-        protect(nn.Linear(4, 3), torch.randint(0, 3, (size,)))
+        syngap.protect(nn.Linear(4, 3), torch.randint(0, 3, (size,)))
