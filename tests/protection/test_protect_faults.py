@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import syngap
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
+from syngap.protection import plan_memory
 from syngap.protection.participation import Participation
 from syngap.protection.pending import Pending
 
@@ -892,6 +893,15 @@ def test_no_pass_of_the_set_up_leaves_a_trace(how: str, teacher: bool, gate: boo
     assert_identical(traces(model), before)
 
 
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_pass_of_a_plan_leaves_a_trace(how: str) -> None:
+    model = writing(how)
+    before = traces(model)
+    plan_memory(model, inputs())
+    assert_identical(traces(model), before)
+    syngap.protect(model, inputs())
+
+
 def test_a_pass_that_fails_after_it_has_deleted_a_buffer_raises_its_own_error() -> None:
     model = writing("a buffer is deleted")
     model.body.head.register_forward_hook(lambda *of: F.relu("out of memory"))
@@ -911,6 +921,12 @@ def test_buffers_of_any_kind_are_left_alone() -> None:
     for found in (model.inferred, model.quantised.float()):
         assert torch.equal(found, torch.ones(2))
     assert torch.equal(model.sparse.to_dense(), torch.eye(3))
+
+
+def test_a_plan_of_a_model_on_the_meta_device_has_buffers_without_numbers() -> None:
+    with torch.device("meta"):
+        model = Classifier()
+    assert plan_memory(model, inputs()).answers == plan_memory(classifier(), inputs()).answers
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
