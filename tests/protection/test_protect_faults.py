@@ -893,6 +893,20 @@ def test_no_pass_of_the_set_up_leaves_a_trace(how: str, teacher: bool, gate: boo
     assert_identical(traces(model), before)
 
 
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_pass_of_a_report_leaves_a_trace(
+    how: str, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not stored:  # a report then runs the model with its first weights too
+        monkeypatch.setattr("syngap.protection.teacher.byte_limit", lambda model: 0)
+    model = writing(how)
+    protection = syngap.protect(model, inputs(), gate=False)
+    before = traces(model)
+    protection.report()
+    assert_identical(traces(model), before)
+
+
 @pytest.mark.parametrize("how", CHANGES)
 def test_no_pass_of_a_plan_leaves_a_trace(how: str) -> None:
     model = writing(how)
@@ -909,6 +923,27 @@ def test_a_pass_that_fails_after_it_has_deleted_a_buffer_raises_its_own_error() 
     with pytest.raises(TypeError, match="relu"):
         syngap.protect(model, inputs())
     assert_identical(traces(model), before)
+
+
+def test_a_report_that_fails_has_put_everything_back() -> None:
+    """Before its error is caught: who keeps that keeps the frames of the passes."""
+    model = writing("a buffer is written")
+    protection = syngap.protect(model, inputs(), gate=False)
+    model.register_forward_hook(lambda *of: of[-1][:, :2])
+    before = traces(model)
+    with pytest.raises(ValueError, match="before") as held:
+        protection.report()
+    assert held.value.__traceback__ is not None
+    assert_identical(traces(model), before)
+
+
+def test_a_loss_made_before_a_report_has_a_backward_pass() -> None:
+    """Its graph holds statistics, which would have a new version after `copy_`."""
+    model = classifier()
+    protection = syngap.protect(model, inputs(), gate=False)
+    loss = model.eval()(inputs()).sum()
+    protection.report()
+    loss.backward()
 
 
 def test_buffers_of_any_kind_are_left_alone() -> None:
