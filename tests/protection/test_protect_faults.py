@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import syngap
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
+from syngap.protection import plan_memory
 from syngap.protection.participation import Participation
 from syngap.protection.pending import Pending
 
@@ -794,9 +795,13 @@ class Writing(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.length, self.merged = how, 0, False
+        self.table: Tensor | None = None
         self.body, self.lookup = classifier(), nn.Embedding(5, 4, max_norm=0.1)
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         self.register_buffer("empty", None)
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
+        if how == "an expanded buffer is written":
+            self.register_buffer("expanded", torch.zeros(1, 3).expand(4, 3))
 
     def train(self, mode: bool = True) -> Writing:
         if self.how == "weights are merged by eval()" and not mode:
@@ -815,6 +820,17 @@ class Writing(nn.Module):
         elif self.how == "a buffer is added" and self.length < 4:
             self.register_buffer("cache", torch.ones(4))
             self.length = 4
+        elif self.how == "a buffer is deleted" and hasattr(self, "passing"):
+            del self.calls, self.passing
+        elif self.how == "a buffer is enlarged":
+            self.calls.data = torch.ones(5, dtype=torch.long)
+        elif self.how == "an expanded buffer is written":
+            self.expanded[:1] += 1
+        elif self.how == "an attribute is added":
+            self.last = x.shape
+        elif self.how == "a table is kept":
+            self.table = torch.linspace(0, 1, 4) if self.table is None else self.table
+            x = x + self.table
         elif self.how == "statistics are of each batch":
             F.batch_norm(x, norm.running_mean[:4], norm.running_var[:4], training=True)
         elif self.how == "a layer trains":
@@ -826,12 +842,38 @@ class Writing(nn.Module):
         return self.body(x)  # type: ignore[no-any-return]
 
 
+def writing(how: str) -> Writing:
+    """Return a model in a mode, with gradients, that a pass must leave alone."""
+    model = Writing(how).train()
+    model.body.dropout.eval()
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    return model
+
+
+def traces(model: Writing) -> Any:
+    """Copies and identities of all that a pass may change."""
+    return [
+        everything(model),
+        [[(name, id(each)) for name, each in m._buffers.items()] for m in model.modules()],
+        [each.data_ptr() for each in model.buffers()],
+        list(model.state_dict()),
+        [set(vars(m)) for m in model.modules()],
+        [model.length, model.merged, model.table],
+    ]
+
+
 CHANGES = [
     "nothing",
     "a buffer is written",
     "a buffer is exchanged",
     "a buffer is filled",
     "a buffer is added",
+    "a buffer is deleted",
+    "a buffer is enlarged",
+    "an expanded buffer is written",
+    "an attribute is added",
+    "a table is kept",
     "statistics are of each batch",
     "a layer trains",
     "random numbers are drawn",
@@ -845,18 +887,81 @@ CHANGES = [
 @pytest.mark.parametrize("how", CHANGES)
 def test_no_pass_of_the_set_up_leaves_a_trace(how: str, teacher: bool, gate: bool) -> None:
     """Not the gate's, the teacher's, nor the trial of a model without a gate."""
-    model = Writing(how).train()
-    model.body.dropout.eval()
-    for param in model.parameters():
-        param.grad = torch.ones_like(param)
-
-    def state() -> Any:
-        buffers = [{name: id(each) for name, each in m._buffers.items()} for m in model.modules()]
-        return [everything(model), buffers, model.length, model.merged]
-
-    before = state()
+    model = writing(how)
+    before = traces(model)
     syngap.protect(model, inputs(), gate=gate, teacher=teacher)
-    assert_identical(state(), before)
+    assert_identical(traces(model), before)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_pass_of_a_report_leaves_a_trace(
+    how: str, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not stored:  # a report then runs the model with its first weights too
+        monkeypatch.setattr("syngap.protection.teacher.byte_limit", lambda model: 0)
+    model = writing(how)
+    protection = syngap.protect(model, inputs(), gate=False)
+    before = traces(model)
+    protection.report()
+    assert_identical(traces(model), before)
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_pass_of_a_plan_leaves_a_trace(how: str) -> None:
+    model = writing(how)
+    before = traces(model)
+    plan_memory(model, inputs())
+    assert_identical(traces(model), before)
+    syngap.protect(model, inputs())
+
+
+def test_a_pass_that_fails_after_it_has_deleted_a_buffer_raises_its_own_error() -> None:
+    model = writing("a buffer is deleted")
+    model.body.head.register_forward_hook(lambda *of: F.relu("out of memory"))
+    before = traces(model)
+    with pytest.raises(TypeError, match="relu"):
+        syngap.protect(model, inputs())
+    assert_identical(traces(model), before)
+
+
+def test_a_report_that_fails_has_put_everything_back() -> None:
+    """Before its error is caught: who keeps that keeps the frames of the passes."""
+    model = writing("a buffer is written")
+    protection = syngap.protect(model, inputs(), gate=False)
+    model.register_forward_hook(lambda *of: of[-1][:, :2])
+    before = traces(model)
+    with pytest.raises(ValueError, match="before") as held:
+        protection.report()
+    assert held.value.__traceback__ is not None
+    assert_identical(traces(model), before)
+
+
+def test_a_loss_made_before_a_report_has_a_backward_pass() -> None:
+    """Its graph holds statistics, which would have a new version after `copy_`."""
+    model = classifier()
+    protection = syngap.protect(model, inputs(), gate=False)
+    loss = model.eval()(inputs()).sum()
+    protection.report()
+    loss.backward()
+
+
+def test_buffers_of_any_kind_are_left_alone() -> None:
+    model = classifier()
+    with torch.inference_mode():
+        model.register_buffer("inferred", torch.ones(2))
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    model.register_buffer("quantised", torch.ones(2).to(torch.float8_e4m3fn))
+    syngap.protect(model, inputs(), gate=False).report()
+    for found in (model.inferred, model.quantised.float()):
+        assert torch.equal(found, torch.ones(2))
+    assert torch.equal(model.sparse.to_dense(), torch.eye(3))
+
+
+def test_a_plan_of_a_model_on_the_meta_device_has_buffers_without_numbers() -> None:
+    with torch.device("meta"):
+        model = Classifier()
+    assert plan_memory(model, inputs()).answers == plan_memory(classifier(), inputs()).answers
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -80,7 +80,9 @@ def as_it_was(model: nn.Module, generator: torch.Generator | None) -> Iterator[N
     """Run a model in eval mode, and give all that a forward pass may change back.
 
     That is modes, buffers, attributes of layers and random states. `eval()` is not called, in which
-    some layers change their weights.
+    some layers change their weights. The CPU holds a copy of all buffers meanwhile, which takes as
+    much memory as they do. Versions of tensors cannot say which to copy back: batch normalisation
+    and writes by `.data` do not raise them.
     """
     restore = _snapshot(model)
     own_state = None if generator is None else generator.get_state()
@@ -100,27 +102,41 @@ def _snapshot(model: nn.Module) -> Callable[[], None]:
     Attributes go with buffers: a layer that enlarges one may note its length.
     """
     layers = [
-        (module, dict(vars(module)), dict(module._buffers.items())) for module in model.modules()
+        (module, _attributes(module), dict(module._buffers.items())) for module in model.modules()
     ]
     embeddings = [part for part, *_ in layers if isinstance(part, (nn.Embedding, nn.EmbeddingBag))]
     normed = [part.weight for part in embeddings if part.max_norm is not None]
-    values = [(tensor, tensor.detach().clone()) for tensor in (*model.buffers(), *normed)]
+    values = [
+        (tensor, tensor.data, _unexpanded(tensor.data).to("cpu", copy=True))
+        for tensor in (*model.buffers(), *normed)
+        if not tensor.is_meta
+    ]
 
     def restore() -> None:
         for module, attributes, buffers in layers:
             for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
             vars(module).update(attributes)
-            for name in set(module._buffers.keys()) - buffers.keys():
-                delattr(module, name)
+            if not isinstance(module, torch.jit.ScriptModule):  # which adds and deletes none
+                module._buffers.clear()
             for name, buffer in buffers.items():
-                if module._buffers[name] is not buffer:
-                    setattr(module, name, buffer)
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
+                module._buffers[name] = buffer
+        for tensor, data, value in values:
+            tensor.data = data
+            _unexpanded(data).copy_(value)  # data, so that graphs made before remain valid
 
     return restore
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return vars(module) | {"_non_persistent_buffers_set": set(module._non_persistent_buffers_set)}
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """Return a view that has each number of an expanded tensor once, so that it can be written."""
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
 
 
 def inputs_alone(parts: int, name: str) -> str:

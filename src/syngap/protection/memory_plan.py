@@ -29,7 +29,7 @@ from syngap.optim.moments import (
     basis_dtype,
     find_bases,
 )
-from syngap.optim.predictions import Predict, in_eval_mode
+from syngap.optim.predictions import Predict, as_it_was
 from syngap.optim.tensors import accumulator, kept_in
 from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
@@ -337,7 +337,7 @@ class _Run:
         validates = Distribution._validate_args
         Distribution.set_default_validate_args(False)  # which looks at numbers
         try:
-            with self.mode, in_eval_mode(self.model), torch.enable_grad():
+            with as_it_was(self.model, None), self.mode, torch.enable_grad():
                 batch = known_inputs.moved(batch, self.device)
                 with watch:
                     functional_call(

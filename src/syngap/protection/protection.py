@@ -17,7 +17,7 @@ from syngap.optim.errors import Notices
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, are_on_gpu, basis_dtype
-from syngap.optim.predictions import Predict, Progress
+from syngap.optim.predictions import Predict, Progress, as_it_was
 from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
@@ -366,7 +366,8 @@ class Protection:
     @torch.no_grad()
     def report(self) -> Report:
         """Return what changed on the known inputs, and how the model is protected."""
-        kept = compare(self._teacher.comparisons(), self._teacher.width)
+        with as_it_was(self.model, None):
+            kept = compare(self._teacher.comparisons(), self._teacher.width)
         reshard(self.model)
         steps = self._optimizers.steps
         taught = max(0, self.calls - self._every * self._participation.unused)

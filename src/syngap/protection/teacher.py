@@ -219,10 +219,12 @@ class Teacher:
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
-        """Yield the answers of before and of now, batch by batch; now with all its classes."""
+        """Yield the answers of before and of now, batch by batch; now with all its classes.
+
+        To be used inside `as_it_was`.
+        """
         for place in range(len(self.batches)):
-            with in_eval_mode(self._model):
-                now = self._predict_batch(self.batches[place])
+            now = self._predict_batch(self.batches[place])
             yield self.before(place), now
 
     @property
