@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from finetuned import EXPERIMENT, tiny_images
 
+from syngap.bench.config.component import Value
 from syngap.bench.config.finetuning import AnyExperiment, parse_experiment
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.images import Images
@@ -16,6 +17,7 @@ from syngap.bench.runner.plan import IfThere, make_plan
 from syngap.bench.store.folder_reader import read_run
 from syngap.bench.store.folder_writer import FolderJournal
 from syngap.bench.store.keep import keep
+from syngap.bench.store.shared import digests
 
 
 class Killed(BaseException):
@@ -149,3 +151,51 @@ def test_every_image_and_label_changes_the_digest(part: str, field: str) -> None
         return found
 
     assert images(0).digest == images(0).digest != images(1).digest
+
+
+# Files of models ----------------------------------------------------------------------------------
+
+LLAMA = ("model.safetensors", "tokenizer.json", "q4.gguf", "q8.gguf", "README.md", ".gitattributes")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder of models: one with all kinds of files, and a file by itself."""
+    folder = tmp_path / "models" / "llama"
+    (folder / "inner").mkdir(parents=True)
+    for name in LLAMA:
+        (folder / name).write_text(name)
+    (folder / "inner" / "q2.gguf").write_text("q2")
+    (folder.parent / "net.pth").write_text("net")
+    (folder.parent / "mean").write_text("no model")
+    return folder.parent
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ({"folder": "llama"}, "model.safetensors q4.gguf q8.gguf tokenizer.json"),
+        ({"folder": "llama", "gguf": None}, "model.safetensors q4.gguf q8.gguf tokenizer.json"),
+        ({"folder": "llama", "gguf": "q4.gguf"}, "model.safetensors q4.gguf tokenizer.json"),
+        (
+            {"folder": "llama", "gguf": "inner/q2.gguf"},
+            "inner/q2.gguf model.safetensors tokenizer.json",
+        ),
+    ],
+)
+def test_of_a_folder_the_files_count_that_a_model_may_be_read_from(
+    options: dict[str, Value], files: str, models: Path
+) -> None:
+    found = digests({**options, "pooling": "mean", "context": 64}, models)
+    assert list(found) == [str(Path("llama", name)) for name in files.split()]
+    there = digests({**options, "folder": str(models / "llama")}, None)
+    assert list(there.values()) == list(found.values())
+
+
+def test_a_text_that_is_also_the_name_of_a_file_is_none(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(models)
+    options: dict[str, Value] = {"file": "net.pth", "pooling": "mean"}
+    assert list(digests(options, None)) == ["net.pth"]
+    assert digests({"folder": "nowhere", "gguf": "q4.gguf", "file": "a" * 999}, None) == {}
