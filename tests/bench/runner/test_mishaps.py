@@ -252,6 +252,31 @@ def test_of_two_that_looked_at_the_same_moment_one_begins(
         pass
 
 
+@pytest.mark.parametrize("if_there", ["refuse", "resume", "replace"])
+@pytest.mark.parametrize("name", ["new", "existing"])
+def test_of_two_equal_commands_the_second_leaves_the_runs_of_the_first(
+    if_there: IfThere, name: str, tmp_path: Path
+) -> None:
+    """Both write the same experiment.yaml."""
+    out = tmp_path / "out"
+    if name == "existing":
+        with plan_of(out).begin():
+            pass
+        if if_there == "refuse":
+            with refused("out: holds runs already"):
+                plan_of(out)
+            return
+    first, second = (plan_of(out, if_there=if_there) for _ in range(2))
+    with first.begin():
+        run_here(job(out / "er-0"))
+    before = tree(out)
+    with refused("out: another process has begun runs there", "again"), second.begin():
+        pass
+    assert tree(out) == before
+    (run,) = read_runs(out)
+    assert run.done
+
+
 @needs_locks
 @pytest.mark.parametrize("fails", ["make_folder", "clean", "write_yaml"])
 def test_who_fails_to_begin_leaves_no_lock(
