@@ -354,6 +354,38 @@ def test_who_waits_for_a_folder_that_is_made_anew_waits_for_the_new_one(
 
 
 @needs_locks
+def test_who_waits_for_a_folder_that_is_removed_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, found = tmp_path / "er-0", list[Exception]()
+    folder.mkdir()
+
+    def wait() -> None:
+        try:
+            with alone_in(folder, wait=True):
+                pass
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait)
+    with alone_in(folder):
+        thread.start()
+        while "waiting for its end" not in caplog.text:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        folder.rmdir()
+    thread.join()
+    with refused("er-0: was removed meanwhile", "the same command again"):
+        raise found[0]
+
+
+@needs_locks
+def test_what_is_missing_within_a_folder_is_no_removed_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), alone_in(tmp_path):
+        (tmp_path / "missing").stat()
+
+
+@needs_locks
 def test_a_process_that_was_forked_meanwhile_keeps_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
