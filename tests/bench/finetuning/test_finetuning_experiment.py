@@ -237,7 +237,7 @@ def test_nothing_is_shared_by_models_of_other_files(
         """How often things are made."""
         made.clear()
         finetuning_run._loaded.clear()  # as in a new process
-        finetuning_run._load(job)
+        finetuning_run._load(job, finetuning_run._source(config, data))
         return len(made)
 
     assert [times(), times()] == [3, 0]

@@ -252,6 +252,31 @@ def test_of_two_that_looked_at_the_same_moment_one_begins(
         pass
 
 
+@pytest.mark.parametrize("if_there", ["refuse", "resume", "replace"])
+@pytest.mark.parametrize("name", ["new", "existing"])
+def test_of_two_equal_commands_the_second_leaves_the_runs_of_the_first(
+    if_there: IfThere, name: str, tmp_path: Path
+) -> None:
+    """Both write the same experiment.yaml."""
+    out = tmp_path / "out"
+    if name == "existing":
+        with plan_of(out).begin():
+            pass
+        if if_there == "refuse":
+            with refused("out: holds runs already"):
+                plan_of(out)
+            return
+    first, second = (plan_of(out, if_there=if_there) for _ in range(2))
+    with first.begin():
+        run_here(job(out / "er-0"))
+    before = tree(out)
+    with refused("out: another process has begun runs there", "again"), second.begin():
+        pass
+    assert tree(out) == before
+    (run,) = read_runs(out)
+    assert run.done
+
+
 @needs_locks
 @pytest.mark.parametrize("fails", ["make_folder", "clean", "write_yaml"])
 def test_who_fails_to_begin_leaves_no_lock(
@@ -326,6 +351,38 @@ def test_who_waits_for_a_folder_that_is_made_anew_waits_for_the_new_one(
         assert inside == []
     thread.join()
     assert inside == ["second"]
+
+
+@needs_locks
+def test_who_waits_for_a_folder_that_is_removed_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, found = tmp_path / "er-0", list[Exception]()
+    folder.mkdir()
+
+    def wait() -> None:
+        try:
+            with alone_in(folder, wait=True):
+                pass
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait)
+    with alone_in(folder):
+        thread.start()
+        while "waiting for its end" not in caplog.text:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        folder.rmdir()
+    thread.join()
+    with refused("er-0: was removed meanwhile", "the same command again"):
+        raise found[0]
+
+
+@needs_locks
+def test_what_is_missing_within_a_folder_is_no_removed_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), alone_in(tmp_path):
+        (tmp_path / "missing").stat()
 
 
 @needs_locks

@@ -43,6 +43,7 @@ class FinetuningJob:
 def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
     """Do a run, or what is left of it."""
     config, training = job.config, job.config.training
+    source = _source(config, job.data)
     with (
         arithmetic(training.threads, training.deterministic),
         compiler_errors_refused() if training.compiled else nullcontext(),
@@ -51,11 +52,11 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
             steps=training.steps,
             tasks=0,
             checkpoint_seconds=training.checkpoint_seconds,
-            fingerprint=json.dumps(files) if (files := _files(job)) else "",
+            fingerprint=json.dumps({config.task: source.digest, "files": _files(job)}),
             tell=tell,
         ) as journal,
     ):
-        setting = _setting(job)
+        setting = _setting(job, source)
         kind = methods.registry.get(config.method.name)
         seconds = train(
             setting,
@@ -74,7 +75,7 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
 def check_buildable(jobs: Sequence[FinetuningJob]) -> dict[str, int]:
     """Load the data and import each method once; return how many steps a row's runs have."""
     first = jobs[0].config
-    _made(first.task, TASKS[first.task].sources, first.source, jobs[0].data)
+    _source(first, jobs[0].data)
     TASKS[first.task].models.get(first.model.name)
     for name in {job.config.method.name: None for job in jobs}:
         methods.registry.get(name).check()  # type: ignore[attr-defined]
@@ -85,9 +86,9 @@ _loaded: dict[str, tuple[Making[Any], Any]] = {}
 """What the last run of this process tuned: loading may take longer than a run. None changes it."""
 
 
-def _setting(job: FinetuningJob) -> Setting:
+def _setting(job: FinetuningJob, source: Any) -> Setting:
     config = job.config
-    making, model = _load(job)
+    making, model = _load(job, source)
     return TASKS[config.task].make_setting(
         model,
         making,
@@ -97,7 +98,7 @@ def _setting(job: FinetuningJob) -> Setting:
     )
 
 
-def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
+def _load(job: FinetuningJob, source: Any) -> tuple[Making[Any], Any]:
     """Return the model before tuning, and what it was made from."""
     config, device = job.config, resolve_device(job.config.training.device)
     of_model: dict[str, Value] = {"model": config.model.as_mapping()}
@@ -105,6 +106,7 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
         of_model["files"] = files
     depends_on: dict[str, Value] = {
         config.task: config.source.as_mapping(),
+        "contents": source.digest,
         **of_model,
         "anchors": config.anchors.count,
         "prompt": config.anchors.prompt,
@@ -115,8 +117,6 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
     key = json.dumps([str(out.absolute()), str(job.data), depends_on])
     if key not in _loaded:
         _loaded.clear()
-        task = TASKS[config.task]
-        source = _made(task.key, task.sources, config.source, job.data)
         making = Making(
             source,
             config.seed,
@@ -125,8 +125,13 @@ def _load(job: FinetuningJob) -> tuple[Making[Any], Any]:
             share_in(out, depends_on, of_model),
             share_folder_in(out, of_model),
         )
-        _loaded[key] = making, _made("model", task.models, config.model, making)
+        _loaded[key] = making, _made("model", TASKS[config.task].models, config.model, making)
     return _loaded[key]
+
+
+def _source(config: FinetuningRun, data: Path | None) -> Any:
+    """Return texts or images. Texts are read for each run: files may have been exchanged."""
+    return _made(config.task, TASKS[config.task].sources, config.source, data)
 
 
 def _files(job: FinetuningJob) -> dict[str, Value]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -49,6 +49,14 @@ IfThere: TypeAlias = Literal["refuse", "resume", "replace"]
 _NAMED = 5  # of many paths in one message
 
 
+class _Written(NamedTuple):
+    """A file as it was written once: equal commands write equal bytes, to another file each."""
+
+    inode: int
+    changed: int
+    content: bytes
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be done in `out`.
@@ -63,8 +71,7 @@ class Plan:
         others: folders that hold a config.yaml and no run of this experiment: they stay.
         notes: what the user should know before the runs.
         recorded: runs of a record, which are written to their folders first: these are done too.
-        before: what experiment.yaml held in `out` when the plan was made; None where it was not
-            there.
+        before: experiment.yaml in `out` when the plan was made; None where it was not there.
     """
 
     experiment: AnyExperiment
@@ -76,7 +83,7 @@ class Plan:
     others: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     recorded: list[Run] = field(default_factory=list)
-    before: bytes | None = None
+    before: _Written | None = None
 
     @contextmanager
     def begin(self, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
@@ -224,9 +231,11 @@ def jobs_of(
     return [Job(out / run.name, run.on_device(device), data) for run in experiment.runs()]
 
 
-def _experiment_in(out: Path) -> bytes | None:
+def _experiment_in(out: Path) -> _Written | None:
+    path = out / EXPERIMENT
     try:
-        return read(out / EXPERIMENT, LARGE)
+        state = path.stat()  # first: who replaces it between the two is noticed
+        return _Written(state.st_ino, state.st_mtime_ns, read(path, LARGE))
     except (OSError, UserError):  # not there, or nothing that `_earlier` lets through
         return None
 

@@ -110,8 +110,8 @@ class FolderJournal:
         steps: how many there will be.
         tasks: columns of R; 0 for a run that has none.
         checkpoint_seconds: at least so long between checkpoints within a task.
-        fingerprint: of the stream, or of the files of a model that is tuned; going on with another
-            one is refused. Empty is unknown.
+        fingerprint: of the stream, or of a tuned model's files and of what it is tuned on; going on
+            with another one is refused. Empty is unknown.
         tell: is called with the step and the latest mean accuracy, now and then.
     """
 

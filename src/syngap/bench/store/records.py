@@ -28,7 +28,7 @@ def alone_in(folder: Path, *, wait: bool = False, quiet: bool = False) -> Iterat
     Args:
         folder: it exists.
         wait: until the other has ended, having logged that it is there; otherwise a UserError
-            says so.
+            says so. Another one says where the folder is removed meanwhile.
         quiet: log nothing: the other is expected there.
     """
     try:
@@ -38,17 +38,29 @@ def alone_in(folder: Path, *, wait: bool = False, quiet: bool = False) -> Iterat
         return
     is_ours = False
     while not is_ours:
-        handle = os.open(folder, os.O_RDONLY)
+        with _refuse_removed(folder):
+            handle = os.open(folder, os.O_RDONLY)
         try:
             _lock(handle, folder, wait, quiet)
             # While this waited, the folder may have been removed, and another made in its place.
-            is_ours = os.path.samestat(os.fstat(handle), folder.stat())
+            with _refuse_removed(folder):
+                is_ours = os.path.samestat(os.fstat(handle), folder.stat())
             if is_ours:
                 yield
         finally:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)  # else a forked process would keep it
             os.close(handle)
+
+
+@contextmanager
+def _refuse_removed(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder}: was removed meanwhile; the same command again makes it anew"
+        ) from error
 
 
 def _lock(handle: int, folder: Path, wait: bool, quiet: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from syngap.bench.config.component import Options, Value
+from syngap.bench.config.component import Options, Value, entry
 from syngap.bench.errors import UserError
 from syngap.bench.finetuning.models.language_model import Share, Shared, ShareFolder
 from syngap.bench.storage import make_folder, move, remove_tree, write
@@ -83,27 +84,39 @@ def share_folder_in(out: Path, depends_on: Mapping[str, Value]) -> ShareFolder:
 
 
 def digests(options: Options, data: Path | None) -> dict[str, Value]:
-    """Return a digest of each file that options name in the folder of data.
+    """Return a digest of each file that a model is read from.
 
-    Of a folder all files in it count, with the tokenizer's: what is made from a model depends on
-    every one. Hidden files and folders within do not.
+    These are its option `file`, and the files in its option `folder`: the tokenizer's too, because
+    what is made from a model depends on them. Folders within, hidden files and descriptions (*.md)
+    do not count. Where the option `gguf` names a file in the folder, other *.gguf do not either.
+
+    Args:
+        options: of the model.
+        data: the folder that models are in; None is the current one.
     """
-    found: dict[str, Value] = {}
-    for name in options.values():
-        for path in _files((data or Path()) / name) if isinstance(name, str) and name else ():
+    home, found = data or Path(), dict[str, Value]()
+    for name in sorted(_names(options, home)):
+        path = home / name
+        if os.path.isfile(path):  # False too for a text that is no path
             state = path.stat()
-            found[f"{name}/{path.name}"] = _digest(path, state.st_size, state.st_mtime_ns)
+            found[name] = _digest(path, state.st_size, state.st_mtime_ns)
     return found
 
 
-def _files(place: Path) -> list[Path]:
-    try:
-        if not place.is_dir():
-            return [place] if place.is_file() else []
-        inside = sorted(place.iterdir())
-        return [path for path in inside if path.is_file() and not path.name.startswith(".")]
-    except OSError:  # a text that is no path
-        return []
+def _names(options: Options, home: Path) -> set[str]:
+    """Return the names of what a model may be read from, files and folders."""
+    file, folder, gguf = (entry(options, name, str) for name in ("file", "folder", "gguf"))
+    found = {file} if file else set()
+    if folder is not None:
+        left_out = {".md", ".gguf"} if gguf else {".md"}
+        inside = os.listdir(home / folder) if os.path.isdir(home / folder) else []
+        kept = {
+            name
+            for name in inside
+            if not name.startswith(".") and Path(name).suffix.lower() not in left_out
+        }
+        found |= {str(Path(folder, name)) for name in kept | ({gguf} if gguf else set())}
+    return found
 
 
 @lru_cache(maxsize=1024)  # runs of one process read each file once, as long as it is the same

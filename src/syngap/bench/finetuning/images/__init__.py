@@ -6,8 +6,10 @@ A source is a function of the folder that data are in, and of keyword-only optio
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -62,3 +64,13 @@ class Images:
     classes: int
     known: Labelled
     old: Mapping[str, Labelled]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all images and labels."""
+        digest = hashlib.sha256(repr((self.classes, list(self.old))).encode())
+        for each in (self.train, self.test, self.known, *self.old.values()):
+            for tensor in (each.images, each.labels):
+                digest.update(repr((tensor.dtype, tensor.shape)).encode())
+                digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:12]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ __all__ = ["cifar100_images", "folder_images"]
 ANIMALS = 398  # the first so many of ImageNet's 1,000 classes
 
 
+@lru_cache(maxsize=1)  # runs of one process read them once
 def cifar100_images(
     data: Path | None, *, old: str = "imagenet", animals: Natural = ANIMALS, size: Count = 224
 ) -> Images:
@@ -34,6 +35,7 @@ def cifar100_images(
     return _with_old(cifar100(0, data, tasks=1), data, old, animals, size)
 
 
+@lru_cache(maxsize=1)
 def folder_images(
     data: Path | None,
     *,

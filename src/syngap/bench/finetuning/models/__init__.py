@@ -3,6 +3,8 @@
 A model is a function of `Making` and of keyword-only options. A language model's returns a
 `LanguageModel`, an encoder's an `Encoder`, a classifier's a `Classifier`. Another package adds one
 by an entry point of the group "syngap.language_models", "syngap.encoders" or "syngap.classifiers".
+What it reads from the folder of data is named by its options `file`, `folder` and `gguf`: what runs
+share is made again where the contents of these change.
 """
 
 from syngap.bench.finetuning.models.language_model import LanguageModel, Making

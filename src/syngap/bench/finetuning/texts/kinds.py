@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = ["Question", "Text", "Texts"]
 
@@ -50,3 +52,16 @@ class Texts:
         """The names of the old kinds, that of the anchors first."""
         others = [kind for kind in self.kinds if kind not in (self.new, self.known)]
         return [self.known, *others]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all texts and questions, and of what they are for."""
+        parts = [self.new, self.known]
+        for kind, text in self.kinds.items():
+            parts += [kind, text.train, text.test]
+        for question in self.questions:
+            parts += [question.prompt, question.answer]
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(hashlib.sha256(part.encode()).digest())  # where one ends counts, too
+        return digest.hexdigest()[:12]
