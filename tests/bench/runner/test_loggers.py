@@ -93,7 +93,7 @@ def wandb_records(run: Path) -> list[Any]:
 
     identity, deadline = loggers._logged_run(run).identity, time.monotonic() + 30
     while time.monotonic() < deadline:
-        files = sorted(Path("wandb").glob(f"offline-run-*-{identity}/*.wandb"))
+        files = sorted(Path("wandb").glob(f"offline-run-*-{identity}*/*.wandb"))
         logged = [data for file in files for data in logged_in(file.read_bytes())]
         records = [Record.FromString(data) for data in logged]
         if records and records[-1].HasField("exit"):

@@ -215,7 +215,8 @@ class WandB:
             reinit="create_new",
             settings=self._wandb.Settings(console="off", silent=True),
         )
-        for folder in Path(made.settings.wandb_dir).glob(f"offline-run-*-{run.identity}"):
+        # wandb adds a number to the name of a folder that begins in the same second as another.
+        for folder in Path(made.settings.wandb_dir).glob(f"offline-run-*-{run.identity}*"):
             if folder != Path(made.settings.sync_dir):
                 remove_tree(folder, within=folder.parent)
         return -1
