@@ -16,7 +16,6 @@ __all__ = [
     "AS_TOKENS",
     "NO_BATCH",
     "are_inputs_and_labels",
-    "are_labels",
     "has_no_batch",
     "hints_for",
     "is_array",
@@ -78,9 +77,8 @@ def hints_for(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
         )
     if isinstance(batch, (tuple, list)) and are_inputs_and_labels(batch):
         yield f"Labels are not needed: pass {inputs_alone(2, 'known')}"
-    if are_labels(model, batch):
+    if _are_labels(model, batch):
         yield "Whole numbers in one dimension look like labels: pass the inputs, not the labels"
-        return
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     own = [param.dtype for param in model.parameters() if param.is_floating_point()]
     for tensor in tensors:
@@ -112,16 +110,16 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
 
 
-def are_labels(model: nn.Module, batch: Any) -> bool:
-    """Return whether a batch is whole numbers in one dimension, and the model reads no tokens."""
-    whole = isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 1
-    return whole and not any(isinstance(part, nn.Embedding) for part in model.modules())
-
-
 def has_no_batch(batch: Any) -> bool:
     """Return whether a batch, or each part of it, has one dimension."""
     parts = list(batch.values()) if isinstance(batch, Mapping) else [batch]
     return bool(parts) and all(isinstance(part, Tensor) and part.dim() < 2 for part in parts)
+
+
+def _are_labels(model: nn.Module, batch: Any) -> bool:
+    """Return whether a batch is whole numbers in one dimension, and the model reads no tokens."""
+    whole = isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 1
+    return whole and not any(isinstance(part, nn.Embedding) for part in model.modules())
 
 
 def _leaves(batch: Any) -> Iterator[Any]:

@@ -137,8 +137,8 @@ def test_every_part_of_a_source_changes_its_digest() -> None:
         Texts("new", "old", kinds, (Question("e", "f"),)),
         Texts("new", "old", kinds, (Question("e", "x"),)),
     ]
-    assert len({each.digest for each in texts}) == len(texts)
-    assert texts[0].digest == Texts("new", "old", dict(kinds)).digest
+    assert len({each.fingerprint for each in texts}) == len(texts)
+    assert texts[0].fingerprint == Texts("new", "old", dict(kinds)).fingerprint
 
 
 @pytest.mark.parametrize("part", ["train", "test", "known", "old"])
@@ -150,7 +150,7 @@ def test_every_image_and_label_changes_the_digest(part: str, field: str) -> None
         getattr(place, field)[-1] += change
         return found
 
-    assert images(0).digest == images(0).digest != images(1).digest
+    assert images(0).fingerprint == images(0).fingerprint != images(1).fingerprint
 
 
 # Files of models ----------------------------------------------------------------------------------

@@ -297,6 +297,14 @@ def test_who_fails_to_begin_leaves_no_lock(
     assert nobody_in(plan.out)
 
 
+def until_waiting(
+    thread: threading.Thread, caplog: pytest.LogCaptureFixture, times: int = 1
+) -> None:
+    while caplog.text.count("er-0: another process is at work there; waiting for its end") < times:
+        assert thread.is_alive()
+        time.sleep(0.01)
+
+
 @needs_locks
 def test_a_worker_of_a_killed_command_is_waited_for_before_its_run_is_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -313,9 +321,7 @@ def test_a_worker_of_a_killed_command_is_waited_for_before_its_run_is_removed(
     with alone_in(out / "er-0"):
         thread = threading.Thread(target=begin)
         thread.start()
-        while "er-0: another process is at work there; waiting" not in caplog.text:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        until_waiting(thread, caplog)
         assert (out / "er-0" / "config.yaml").is_file()
         order.append("the worker ended")
     thread.join()
@@ -340,9 +346,7 @@ def test_who_waits_for_a_folder_that_is_made_anew_waits_for_the_new_one(
         first.enter_context(alone_in(folder))
         thread.start()
         for times in (1, 2):
-            while caplog.text.count("waiting for its end") < times:
-                assert thread.is_alive()
-                time.sleep(0.01)
+            until_waiting(thread, caplog, times)
             if times == 1:
                 folder.rmdir()
                 folder.mkdir()
@@ -370,9 +374,7 @@ def test_who_waits_for_a_folder_that_is_removed_says_so(
     thread = threading.Thread(target=wait)
     with alone_in(folder):
         thread.start()
-        while "waiting for its end" not in caplog.text:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        until_waiting(thread, caplog)
         folder.rmdir()
     thread.join()
     with refused("er-0: was removed meanwhile", "the same command again"):

@@ -202,8 +202,7 @@ def tune(
     Console().print(tuned.table())
     for note in tuned.notes():
         typer.echo(note)
-    made = "The experiment with what was chosen is" if table else "The table comes from syngap run"
-    typer.echo(f"{made} {tuned.experiment}")
+    typer.echo(f"With what was chosen: syngap run {tuned.experiment}")
     if tuned.stopped:
         raise typer.Exit(1)
     if tuned.runs is not None:

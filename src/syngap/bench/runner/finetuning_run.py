@@ -52,7 +52,7 @@ def execute_finetuning(job: FinetuningJob, tell: Tell) -> None:
             steps=training.steps,
             tasks=0,
             checkpoint_seconds=training.checkpoint_seconds,
-            fingerprint=json.dumps({config.task: source.digest, "files": _files(job)}),
+            fingerprint=json.dumps({config.task: source.fingerprint, "files": _files(job)}),
             tell=tell,
         ) as journal,
     ):
@@ -106,7 +106,7 @@ def _load(job: FinetuningJob, source: Any) -> tuple[Making[Any], Any]:
         of_model["files"] = files
     depends_on: dict[str, Value] = {
         config.task: config.source.as_mapping(),
-        "contents": source.digest,
+        "contents": source.fingerprint,
         **of_model,
         "anchors": config.anchors.count,
         "prompt": config.anchors.prompt,

@@ -66,7 +66,7 @@ class Images:
     old: Mapping[str, Labelled]
 
     @cached_property
-    def digest(self) -> str:
+    def fingerprint(self) -> str:
         """A hash of all images and labels."""
         digest = hashlib.sha256(repr((self.classes, list(self.old))).encode())
         for each in (self.train, self.test, self.known, *self.old.values()):
