@@ -77,9 +77,12 @@ class Basis:
 
     def filter(self, update: Tensor, mask: Tensor) -> Tensor:
         """Return u - L ((1 - Ω) ⊙ Lᵀ u R) Rᵀ: what lies in no direction of the basis stays."""
-        removed = self.into(update, keep_dtype=False)
-        removed = removed * (1.0 - mask.to(removed.dtype))
-        return update - self.back(removed, update)
+        return update - self.held_back(update, mask)
+
+    def held_back(self, update: Tensor, mask: Tensor) -> Tensor:
+        """Return L ((1 - Ω) ⊙ Lᵀ u R) Rᵀ, what a filter takes away from an update."""
+        along = self.into(update, keep_dtype=False)
+        return self.back(along * (1.0 - mask.to(along.dtype)), update)
 
     def back_masked(self, coordinates: Tensor, mask: Tensor) -> Tensor:
         """Return L (Ω ⊙ C) Rᵀ, in the shape of `coordinates`."""
@@ -136,18 +139,41 @@ class Stack:
             yield Stack(self.weights, places, basis, part(self.mask))
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return what a list has at these places as one tensor."""
+        """Return what a list has at these places as one tensor, as its products take it."""
+        first = tensors[self.places[0]]
         if len(self.places) == 1:
-            (place,) = self.places
-            return gathered(tensors[place], self.weights[place])
-        return torch.stack([tensors[place].flatten(1) for place in self.places])
+            whole = gathered(first, self.weights[self.places[0]])
+            return whole.to(self.basis.dtype(whole))
+        found = self._empty(first)
+        some = [tensors[place].flatten(1) for place in self.places]
+        torch._foreach_copy_(list(found.unbind()), some)
+        return found
 
-    def scatter(self, found: Tensor, results: list[Tensor]) -> None:
-        """Put the parts of one tensor to these places of a list, in the shapes that it has."""
+    def gather_change(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+        """Return the differences of two lists at these places likewise."""
+        first = now[self.places[0]]
+        if len(self.places) == 1 and is_sharded(self.weights[self.places[0]]):
+            change = gathered(first - before[self.places[0]], self.weights[self.places[0]])
+            return change.to(self.basis.dtype(change))
+        found = self._empty(first)
+        parts = found.unbind() if len(self.places) > 1 else (found,)
+        for place, part in zip(self.places, parts, strict=True):
+            torch.sub(now[place], before[place], out=part.view(now[place].shape))
+        return found
+
+    def split(self, found: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield each place with its part of one tensor, in the shape of its weight."""
         parts = found.unbind() if len(self.places) > 1 else (found,)
         for place, part in zip(self.places, parts, strict=True):
             weight = self.weights[place]
-            results[place] = part_of(part.view(weight.shape), weight)
+            yield place, part_of(part.view(weight.shape), weight)
+
+    def _empty(self, like: Tensor) -> Tensor:
+        """Return memory for weights of this shape, in the type that products are calculated in."""
+        shape = like.shape
+        if len(self.places) > 1:
+            shape = torch.Size((len(self.places), len(like), like.shape[1:].numel()))
+        return like.new_empty(shape, dtype=self.basis.dtype(like))
 
 
 def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> list[Stack]:

@@ -81,33 +81,30 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
         for param, grad in zip(work.params, grads, strict=True)
     ]
     for stack in work.stacks:
-        stack.scatter(stack.basis.into(stack.gather(rotated)), rotated)
-    for place in places:
-        if grads[place] is not None:
-            work.whole[place].grad = as_shard(rotated[place], work.whole[place])
-    starts: list[Tensor] = []
+        found = stack.basis.into(stack.gather(rotated)).to(params[0].dtype)
+        for place, part in stack.split(found):
+            if grads[place] is not None:
+                work.whole[place].grad = as_shard(part, work.whole[place])
+    starts = list(work.params)
     if keeps_weights:
-        there = list(work.params)
         for stack in work.stacks:
-            stack.scatter(stack.basis.into(stack.gather(there)), there)
-        starts = [there[place] for place in places]
-        torch._foreach_copy_(params, starts)
+            for place, part in stack.split(stack.basis.into(stack.gather(work.params))):
+                starts[place] = part
+        torch._foreach_copy_(params, [starts[place] for place in places])
     else:
         torch._foreach_zero_(params)
     others = [index for index, basis in enumerate(work.bases) if basis is None]
 
     def finish() -> None:
         restore_gradients()
-        if starts:
-            torch._foreach_sub_(params, starts)
         stack_masks(work)
-        back = list(work.params)
         for stack in work.stacks:
             assert stack.mask is not None
-            stack.scatter(stack.basis.back_masked(stack.gather(back), stack.mask), back)
-        torch._foreach_copy_(params, [back[place] for place in places])
+            now = work.params
+            change = stack.gather_change(now, starts) if keeps_weights else stack.gather(now)
+            for place, part in stack.split(stack.basis.back_masked(change, stack.mask)):
+                torch.add(saved[place], part, out=work.params[place])
         _mask_others(work, others, saved)
-        torch._foreach_add_(work.params, saved)
 
     return finish
 
@@ -120,14 +117,11 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
     def finish() -> None:
         stack_masks(work)
         for stack in (part for whole in work.stacks for part in whole.parts()):
-            params, olds = ([each[n] for n in stack.places] for each in (work.params, saved))
-            torch._foreach_sub_(params, olds)
-            updates = list(work.params)
             assert stack.mask is not None
-            stack.scatter(stack.basis.filter(stack.gather(updates), stack.mask), updates)
-            torch._foreach_copy_(params, [updates[n] for n in stack.places])
+            change = stack.gather_change(work.params, saved)
+            for place, part in stack.split(stack.basis.held_back(change, stack.mask)):
+                work.params[place].sub_(part)
         _mask_others(work, others, saved)
-        torch._foreach_add_(work.params, saved)
 
     return finish
 
@@ -135,9 +129,10 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
 def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:
     """Mask the updates of parameters whose coordinates are their entries."""
     if others:
-        plain = [work.params[index] for index in others]
-        torch._foreach_sub_(plain, [saved[index] for index in others])
+        plain, before = ([each[index] for index in others] for each in (work.params, saved))
+        torch._foreach_sub_(plain, before)
         torch._foreach_mul_(plain, masks(work, others))
+        torch._foreach_add_(plain, before)
 
 
 def _mask_gradients(work: Work, undo: list[Finish]) -> Finish:
