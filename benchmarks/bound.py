@@ -6,6 +6,8 @@ their gradients written and read, weights written, at the speed of a large copy;
 can do with less. Both speeds are measured in the same turns. On a CPU one thread in seconds of its
 CPU; with `cuda` as argument on a GPU, in bfloat16, captured, by the clock. "Compiled" is a step
 with `compiled: true`; "compiling, s" is what the compiler took before, less where a cache helped.
+"At once": as many runs as `syngap run` has on such a GPU, each a process; the time that passes over
+the steps of all of them.
 
 On a CPU further tables have the operations that take most of a step of ER and of SynGAP.
 """
@@ -13,6 +15,9 @@ On a CPU further tables have the operations that take most of a step of ER and o
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells when it starts and stops
@@ -27,12 +32,15 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from syngap.bench.runner.mps import mps_daemon, runs_per_gpu
+
 SIDE = 8192 if GPU else 1024  # of the large product
 COPIED = 1 << (31 if GPU else 28)  # bytes, half of them read
 DTYPE = torch.bfloat16 if GPU else torch.float32
 TOP = 8  # operations
 KERNELS = 16
 PROFILED = 20  # steps on a GPU
+TURN, SECONDS = 20, 10.0  # steps of a run beside others between two looks at the clock; all time
 ON_GPU = """
 Further tables are a profile of captured steps: kernels by kind, then those that take most. A fused
 kernel has one kind: normalisation if that is in it, else activation. "No kernel" is the time
@@ -77,6 +85,7 @@ def measure(case: Case) -> list[list[str]]:
         "copy": timed(lambda: torch.mul(source, 1.0, out=target)),
     }
     found = {name: seconds.median() for name, seconds in in_turns(turns, ROUNDS).items()}
+    runs = runs_per_gpu(os.cpu_count() or 1) if GPU else 1
     speed, bandwidth = 2 * SIDE**3 / found["product"], COPIED / found["copy"]
     products, memory = flop / speed, moved / bandwidth
     bounds = [
@@ -87,13 +96,58 @@ def measure(case: Case) -> list[list[str]]:
         f"{bandwidth / 1e9:.4g}",
         f"{1e3 * memory:.3g}",
     ]
+    compiling = {compiled: f"{loops[compiled].learner.compiling:.1f}"}
+    steps = {name: found[name] / case.steps for name in loops}
+    if runs > 1:
+        for name in loops:
+            steps[f"{name}, {runs} at once"] = at_once(case, runs, name == compiled)
     rows = []
-    for name, loop in loops.items():
-        step = found[name] / case.steps
-        compiling = f"{loop.learner.compiling:.1f}" if name == compiled else ""
+    for name, step in steps.items():
         times = f"{step / max(products, memory):.2f}"
-        rows.append([name, f"{1e3 * step:.3g}", *bounds, times, compiling])
+        rows.append([name, f"{1e3 * step:.3g}", *bounds, times, compiling.get(name, "")])
     return rows
+
+
+def at_once(case: Case, runs: int, compiled: bool) -> float:
+    """Return the seconds of a step of ER while so many runs share the GPU."""
+    progress(f"{case.name}, {runs} at once")
+    how = "compiled" if compiled else "as it is"
+    command = [sys.executable, __file__, DEVICE.type, case.name, how]
+    with mps_daemon():
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        processes = [subprocess.Popen(command, **pipes) for _ in range(runs)]
+        try:
+            for each in processes:
+                each.stdout.readline()  # it is ready
+            begin = time.time() + 1
+            for each in processes:
+                each.stdin.write(f"{begin} {begin + SECONDS}\n")
+                each.stdin.flush()
+            taken = [each.stdout.readline() for each in processes]
+        finally:
+            for each in processes:
+                each.kill()
+                each.wait()
+    if not all(taken):
+        raise SystemExit(f"a run gave up; to see why: echo 0 9e9 | {' '.join(command)}")
+    return SECONDS / sum(map(float, taken))
+
+
+def run_beside_others(case: Case, compiled: bool) -> None:
+    """Say when a run is ready, and then how many steps it took from one given time to another."""
+    loop = ours(case, "er", compiled=compiled)
+    for _ in range(2):  # in the first all is compiled, in the second captured
+        loop()
+    loop.turn = TURN
+    turn = timed(loop)
+    print("ready", flush=True)
+    begin, end = map(float, input().split())
+    taken = 0.0
+    while (began := time.time()) < end:
+        turn()
+        now = time.time()
+        taken += TURN * max(0.0, min(now, end) - max(began, begin)) / (now - began)
+    print(taken, flush=True)
 
 
 def operations(case: Case, method: str) -> list[list[str]]:
@@ -162,6 +216,9 @@ def print_kernels(name: str, step: float, kernels: list[Kernel]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    if sys.argv[2:]:
+        run_beside_others(CASES[DEVICE.type][sys.argv[2]], sys.argv[3] == "compiled")
+        return
     print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
     rows = []
     for case in CASES[DEVICE.type].values():

@@ -8,18 +8,20 @@ under torch.compile; "syngap, er, compiled" is `compiled: true`. Avalanche 0.6 n
 of its own: `AVALANCHE=python make bench` has it in the same turns, in float32 also on a GPU, as its
 users have it. Its samples are scaled beforehand, which spares it part of the work. "syngap, syngap"
 refreshes importance at every step, as the paper has it; each 16th is the default, and that of
-"directions" too.
+"directions" too. A second argument is a regular expression: other rows are left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ RATE, SAMPLES = 0.05, 20_000
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
 GPU = DEVICE.type == "cuda"
 ROUNDS = 5 if GPU else 15
+BASES = ("plain PyTorch", "syngap, er")  # of the ratios
 Turn = Callable[[], object]
 
 
@@ -177,26 +180,30 @@ class Avalanche:
         self._process.wait()
 
 
-def compare(case: Case, avalanche: str | None) -> dict[str, Seconds]:
-    """Return the seconds of each loop's turns."""
-    turns = {
-        "plain PyTorch": plain(case),
-        "syngap, er": ours(case, "er"),
-        "syngap, syngap": ours(case, "syngap", every=1),
-        "syngap, syngap, every=16": ours(case, "syngap", every=16, warmup=0),
-        "syngap, syngap, directions": ours(case, "syngap", every=16, warmup=0, directions=True),
-        "syngap, er, average": ours(case, "er", average=0.99),
-        "syngap, er, average, teacher": ours(case, "er", average=0.99, teacher=0.3),
+def compare(case: Case, wanted: str, avalanche: str | None) -> dict[str, Seconds]:
+    """Return the seconds of each loop's turns, of those whose name has a regular expression."""
+    er, syngap = partial(ours, case, "er"), partial(ours, case, "syngap")
+    loops: dict[str, Callable[[], Turn]] = {
+        "plain PyTorch": partial(plain, case),
+        "syngap, er": er,
+        "syngap, syngap": partial(syngap, every=1),
+        "syngap, syngap, every=16": partial(syngap, every=16, warmup=0),
+        "syngap, syngap, directions": partial(syngap, every=16, warmup=0, directions=True),
+        "syngap, er, average": partial(er, average=0.99),
+        "syngap, er, average, teacher": partial(er, average=0.99, teacher=0.3),
+        "plain PyTorch, compiled": partial(plain, case, compiled=True),
+        "syngap, er, compiled": partial(er, compiled=True),
     }
     if GPU:
-        turns["syngap, er, not captured"] = ours(case, "er", captured=False)
-        turns["syngap, syngap, not captured"] = ours(case, "syngap", captured=False, every=1)
-    with suppress(Exception):  # no compiler here
-        compiled = plain(case, compiled=True)
-        compiled()
-        turns["plain PyTorch, compiled"] = compiled
-        turns["syngap, er, compiled"] = ours(case, "er", compiled=True)
-    cases = {name: timed(turn) for name, turn in turns.items()}
+        loops["syngap, er, not captured"] = partial(er, captured=False)
+        loops["syngap, syngap, not captured"] = partial(syngap, captured=False, every=1)
+    cases = {}
+    for name, make in loops.items():
+        if name in BASES or re.search(wanted, name):
+            with suppress(Exception) if "compiled" in name else nullcontext():  # no compiler here
+                turn = make()
+                turn()
+                cases[name] = timed(turn)
     if not avalanche:
         return in_turns(cases, ROUNDS)
     process = Avalanche(avalanche, case)
@@ -211,10 +218,10 @@ def main() -> None:
     print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
     for case in CASES[DEVICE.type].values():
         progress(case.name)
-        seconds = compare(case, os.environ.get("AVALANCHE"))
+        seconds = compare(case, "".join(sys.argv[2:]), os.environ.get("AVALANCHE"))
         rows = []
         for name, each in seconds.items():
-            ratios = [each.over(seconds[base]) for base in ("plain PyTorch", "syngap, er")]
+            ratios = [each.over(seconds[base]) for base in BASES]
             rows.append([name, f"{1e3 * each.median() / case.steps:.3f}"])
             rows[-1] += [f"{ratio:.3f}" for ratio in ratios]
         table(f"{case.name}:", ["", "ms a step", "× plain PyTorch", "× syngap, er"], rows)
