@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from syngap.optim import knowledge
 from syngap.optim.moments import Rank, affordable_rank, basis_dtype
-from syngap.protection import Protection, plan_memory, protect, recomputed, teacher
+from syngap.protection import Protection, memory_plan, plan_memory, protect, recomputed, teacher
 from syngap.protection.memory_plan import Form, MemoryPlan
 
 ROUTED = "experts_routed"
@@ -155,9 +155,21 @@ def test_the_teacher_of_a_large_model_has_no_gradient(monkeypatch: pytest.Monkey
     assert plan.on_device()["teacher"] == plan.answers == 64 * 50 * 4
 
 
-@pytest.mark.parametrize(("least", "stored"), [(1 << 28, "answers"), (0, "features"), (0, "start")])
-def test_what_the_teacher_stores(monkeypatch: pytest.MonkeyPatch, least: int, stored: str) -> None:
+@pytest.mark.parametrize(
+    ("least", "room", "stored"),
+    [
+        (1 << 28, 0, "answers"),
+        (0, 0, "features"),
+        (0, 1 << 28, "features"),  # which take less, where answers would fit too
+        (0, 0, "start"),
+    ],
+)
+def test_what_the_teacher_stores(
+    monkeypatch: pytest.MonkeyPatch, least: int, room: int, stored: str
+) -> None:
     monkeypatch.setattr(teacher, "SMALL", least)
+    for module in (teacher, memory_plan) if room else ():
+        monkeypatch.setattr(module, "byte_limit", lambda model: room)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(500, 8), nn.Linear(8, 500))
     known = torch.randint(500, (64 if stored != "start" else 640, 6))
@@ -274,7 +286,7 @@ def cells(title: str, row: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "row", ["SmolLM2-135M, rank 0.25 (default)", "Llama 7 B, rank full (default)"]
+    "row", ["SmolLM2-135M, rank 0.25 (default)", "Llama 7 B, rank 0.25 (default)"]
 )
 def test_the_table_has_what_the_plan_says(row: str) -> None:
     name = row.partition(",")[0]

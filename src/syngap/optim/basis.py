@@ -20,7 +20,9 @@ from syngap.optim.tensors import gathered, is_sharded, part_of
 
 __all__ = ["Basis", "Stack", "share_stacks", "stack_alike"]
 
-TOGETHER = 1 << 26  # numbers of equal weights that are multiplied at once
+# Numbers of equal weights that are multiplied at once: what is made of them meanwhile in half
+# precision stays in the cache of a large GPU.
+TOGETHER = 1 << 23
 
 
 @dataclass(frozen=True)

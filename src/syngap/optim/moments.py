@@ -32,8 +32,7 @@ _Find: TypeAlias = "Callable[[Tensor, int, torch.dtype, list[_Found]], Tensor]"
 LARGEST = 8192  # a side of more rows stays plain entries
 _ROWS_A_DIRECTION = 16  # more change eigenvectors little
 _FEWEST_BATCHES = 8  # of which half are taken
-_SMALL = 1 << 28  # bytes: complete bases of a small model
-_FULL_BYTES = 4.0  # a parameter: larger complete bases give way to some directions
+_SMALL = 1 << 28  # bytes of complete bases: larger ones give way to some directions
 _SHARE = 0.25  # of the inputs' directions
 
 
@@ -181,12 +180,11 @@ def basis_dtype(params: Sequence[Tensor], device: str | None = None) -> torch.dt
 
 
 def affordable_rank(params: Sequence[Tensor], device: str | None = None) -> Rank:
-    """Return "full" where complete bases are small, or small beside what training needs anyway."""
+    """Return "full" where complete bases take little memory, else a share of the inputs'."""
     size = 2 if basis_dtype(params, device) is not None else 4
     matrices = [(len(param), param.shape[1:].numel()) for param in params if param.dim() >= 2]
     needed = size * sum(side**2 for shape in matrices for side in shape if side <= LARGEST)
-    total = sum(param.numel() for param in params)
-    return "full" if needed <= max(_SMALL, _FULL_BYTES * total) else _SHARE
+    return "full" if needed <= _SMALL else _SHARE
 
 
 def _count(rank: Rank, size: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from syngap.optim.basis import Stack
 from syngap.optim.checks import is_of_torch
 from syngap.optim.tensors import as_shard, local
 from syngap.optim.update import Work, masks, portions, scale, stack_masks
@@ -66,7 +67,8 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
         keeps_weights: False where the base would do the same with weights of zero, which spares
             the products that rotate them.
     """
-    places = [place for stack in work.stacks for place in stack.places]
+    stacks = _parts(work)
+    places = [place for stack in stacks for place in stack.places]
     params = [work.params[place] for place in places]
     saved = _saved_params(work, undo)
     grads = [param.grad for param in work.whole]
@@ -80,14 +82,14 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
         param if grad is None else local(grad)
         for param, grad in zip(work.params, grads, strict=True)
     ]
-    for stack in work.stacks:
+    for stack in stacks:
         found = stack.basis.into(stack.gather(rotated)).to(params[0].dtype)
         for place, part in stack.split(found):
             if grads[place] is not None:
                 work.whole[place].grad = as_shard(part, work.whole[place])
     starts = list(work.params)
     if keeps_weights:
-        for stack in work.stacks:
+        for stack in stacks:
             for place, part in stack.split(stack.basis.into(stack.gather(work.params))):
                 starts[place] = part
         torch._foreach_copy_(params, [starts[place] for place in places])
@@ -98,7 +100,7 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
     def finish() -> None:
         restore_gradients()
         stack_masks(work)
-        for stack in work.stacks:
+        for stack in _parts(work):
             assert stack.mask is not None
             now = work.params
             change = stack.gather_change(now, starts) if keeps_weights else stack.gather(now)
@@ -116,7 +118,7 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
 
     def finish() -> None:
         stack_masks(work)
-        for stack in (part for whole in work.stacks for part in whole.parts()):
+        for stack in _parts(work):
             assert stack.mask is not None
             change = stack.gather_change(work.params, saved)
             for place, part in stack.split(stack.basis.held_back(change, stack.mask)):
@@ -124,6 +126,11 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
         _mask_others(work, others, saved)
 
     return finish
+
+
+def _parts(work: Work) -> list[Stack]:
+    """Return stacks that are small enough for their products."""
+    return [part for stack in work.stacks for part in stack.parts()]
 
 
 def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:

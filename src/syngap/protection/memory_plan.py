@@ -37,7 +37,7 @@ from syngap.protection.answers import Answers, check_prediction
 from syngap.protection.last_product import LastProduct
 from syngap.protection.recomputed import blocks_of_large
 from syngap.protection.refusals import check_arguments, check_known, predicting
-from syngap.protection.teacher import byte_limit
+from syngap.protection.teacher import are_many, byte_limit
 
 __all__ = ["MemoryPlan", "PlannedParameter", "plan_memory"]
 
@@ -323,11 +323,10 @@ class _Run:
                 made = (*rows.shape[:-1], len(layer.weight))
                 may_have_features &= made == tuple(prediction.shape)
         limit = byte_limit(self.model)
-        if answers <= limit:
+        may_have_features &= features + head <= limit
+        if answers <= limit and not (may_have_features and are_many(answers)):
             return answers, "answers"
-        if may_have_features and features + head <= limit:
-            return features + head, "features"
-        return 0, "start"
+        return (features + head, "features") if may_have_features else (0, "start")
 
     @contextmanager
     def _run(self, batch: Any, watch: Any) -> Iterator[Any]:

@@ -36,13 +36,18 @@ from syngap.protection.start import Start
 
 __all__ = ["Teacher"]
 
-SMALL = 1 << 28  # bytes that are stored whatever the size of the model
+SMALL = 1 << 28  # bytes of answers that are stored whatever the size of the model
 
 
 def byte_limit(model: nn.Module) -> int:
     """Return how many bytes of answers are stored: at most as many as the trained weights take."""
     learned = sum(param.nbytes for param in model.parameters() if param.requires_grad)
     return max(SMALL, learned)
+
+
+def are_many(answers: int) -> bool:
+    """Return whether so many bytes of answers give way to the features that they are made of."""
+    return answers > SMALL
 
 
 class Teacher:
@@ -87,6 +92,8 @@ class Teacher:
         reshard(model)
 
     def _drop_what_is_not_needed(self) -> None:
+        if self._features is not None and are_many(sum(each.bytes for each in self._stored or [])):
+            self._stored = None
         if self._stored is not None or self._features is None:
             self._features, self._head = None, None
 
