@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "teacher": {"gate": False},
     "gate and teacher, as by default": {},
     "gate and teacher, at each 2nd step": {"every": 2},
+    "gate and teacher, at each 4th step": {"every": 4},
     "gate and teacher, all directions": {"rank": "full"},
     "gate and teacher, 32 anchors": {"anchors": 32},
 }
