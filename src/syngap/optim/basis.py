@@ -153,22 +153,43 @@ class Stack:
 
     def gather_change(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
         """Return the differences of two lists at these places likewise."""
-        first = now[self.places[0]]
-        if len(self.places) == 1 and is_sharded(self.weights[self.places[0]]):
-            change = gathered(first - before[self.places[0]], self.weights[self.places[0]])
+        news, olds = ([tensors[place] for place in self.places] for tensors in (now, before))
+        if len(self.places) > 1:
+            found = self._empty(news[0])
+            changes = torch._foreach_sub(news, olds)
+            torch._foreach_copy_(list(found.unbind()), [change.flatten(1) for change in changes])
+            return found
+        (weight,) = (self.weights[place] for place in self.places)
+        if is_sharded(weight):
+            change = gathered(news[0] - olds[0], weight)
             return change.to(self.basis.dtype(change))
-        found = self._empty(first)
-        parts = found.unbind() if len(self.places) > 1 else (found,)
-        for place, part in zip(self.places, parts, strict=True):
-            torch.sub(now[place], before[place], out=part.view(now[place].shape))
-        return found
+        return torch.sub(news[0], olds[0], out=self._empty(news[0]))
 
-    def split(self, found: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield each place with its part of one tensor, in the shape of its weight."""
+    def split(self, found: Tensor) -> list[Tensor]:
+        """Return the parts of one tensor, place by place, in the shapes of the weights."""
         parts = found.unbind() if len(self.places) > 1 else (found,)
-        for place, part in zip(self.places, parts, strict=True):
-            weight = self.weights[place]
-            yield place, part_of(part.view(weight.shape), weight)
+        weights = [self.weights[place] for place in self.places]
+        return [
+            part_of(part.view(weight.shape), weight)
+            for part, weight in zip(parts, weights, strict=True)
+        ]
+
+    def put_sum(self, starts: Sequence[Tensor], found: Tensor, targets: Sequence[Tensor]) -> None:
+        """Put what a list has at these places plus the parts of one tensor into another list's."""
+        olds, news = ([each[place] for place in self.places] for each in (starts, targets))
+        if len(self.places) == 1:
+            torch.add(olds[0], self.split(found)[0], out=news[0])
+        else:
+            torch._foreach_copy_(news, self.split(found))
+            torch._foreach_add_(news, olds)
+
+    def subtract(self, found: Tensor, targets: Sequence[Tensor]) -> None:
+        """Subtract the parts of one tensor from what a list has at these places."""
+        news = [targets[place] for place in self.places]
+        if len(self.places) == 1:
+            news[0].sub_(self.split(found)[0])
+        else:
+            torch._foreach_sub_(news, self.split(found.to(news[0].dtype)))
 
     def _empty(self, like: Tensor) -> Tensor:
         """Return memory for weights of this shape, in the type that products are calculated in."""

@@ -84,13 +84,14 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
     ]
     for stack in stacks:
         found = stack.basis.into(stack.gather(rotated)).to(params[0].dtype)
-        for place, part in stack.split(found):
+        for place, part in zip(stack.places, stack.split(found), strict=True):
             if grads[place] is not None:
                 work.whole[place].grad = as_shard(part, work.whole[place])
     starts = list(work.params)
     if keeps_weights:
         for stack in stacks:
-            for place, part in stack.split(stack.basis.into(stack.gather(work.params))):
+            found = stack.basis.into(stack.gather(work.params))
+            for place, part in zip(stack.places, stack.split(found), strict=True):
                 starts[place] = part
         torch._foreach_copy_(params, [starts[place] for place in places])
     else:
@@ -104,8 +105,7 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
             assert stack.mask is not None
             now = work.params
             change = stack.gather_change(now, starts) if keeps_weights else stack.gather(now)
-            for place, part in stack.split(stack.basis.back_masked(change, stack.mask)):
-                torch.add(saved[place], part, out=work.params[place])
+            stack.put_sum(saved, stack.basis.back_masked(change, stack.mask), work.params)
         _mask_others(work, others, saved)
 
     return finish
@@ -121,8 +121,7 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
         for stack in _parts(work):
             assert stack.mask is not None
             change = stack.gather_change(work.params, saved)
-            for place, part in stack.split(stack.basis.held_back(change, stack.mask)):
-                work.params[place].sub_(part)
+            stack.subtract(stack.basis.held_back(change, stack.mask), work.params)
         _mask_others(work, others, saved)
 
     return finish
