@@ -46,6 +46,11 @@ class Basis:
         sides = (side for side in (self.left, self.right) if side is not None)
         return all(side.shape[-1] == side.shape[-2] for side in sides)
 
+    def to(self, dtype: torch.dtype) -> Basis:
+        """Return the same directions in another type."""
+        sides = (self.left, self.right)
+        return Basis(*(None if side is None else side.to(dtype) for side in sides))
+
     def shape(self, weight: Tensor) -> tuple[int, ...]:
         """Return the shape of a weight's coordinates."""
         shape = list(self._matrix(weight).shape)

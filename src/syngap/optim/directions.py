@@ -98,13 +98,11 @@ def chosen_directions(
 
 def check_group(options: Mapping[str, Any], directions: Directions | None) -> None:
     """Refuse options of a group that exclude directions."""
-    reasons = {
-        "capturable": "a refresh of directions cannot be captured in a CUDA graph",
-        "fused": "the fused kernel works on entries",
-    }
-    for name, reason in reasons.items() if directions is not None else ():
-        if options.get(name):
-            raise ValueError(f"{name}=True excludes directions, as {reason}: leave out one of them")
+    if directions is not None and options.get("fused"):
+        raise ValueError(
+            "fused=True excludes directions, as the fused kernel works on entries: leave out one "
+            "of them"
+        )
 
 
 def require_whole(params: Iterable[Tensor], directions: Directions | None) -> None:
@@ -162,16 +160,18 @@ def refresh(state: dict[str, Any]) -> None:
     old = basis_in(state)
     if old is None:
         return
-    for name, moment in zip(DIRECTIONS, MOMENTS, strict=True):
-        if name in state:
-            state[name] = _power_iteration(state[moment], state[name])
-    importance = state["importance"]
-    carried = importance
+    new = {
+        name: _power_iteration(state[moment], state[name])
+        for name, moment in zip(DIRECTIONS, MOMENTS, strict=True)
+        if name in state
+    }
+    carried = state["importance"]
     if old.left is not None:
-        carried = (state["left"].T @ old.left).square() @ carried
+        carried = (new["left"].T @ old.left).square() @ carried
     if old.right is not None:
-        carried = carried @ (old.right.T @ state["right"]).square()
-    importance.copy_(carried)
+        carried = carried @ (old.right.T @ new["right"]).square()
+    for name, value in (new | {"importance": carried}).items():
+        state[name].copy_(value)  # where it is: a CUDA graph reads it there
 
 
 def _power_iteration(moment: Tensor, directions: Tensor) -> Tensor:
@@ -182,4 +182,4 @@ def _power_iteration(moment: Tensor, directions: Tensor) -> Tensor:
     order = quotients.argsort(descending=True, stable=True)
     shifted = products + _SHIFT * directions
     found: Tensor = torch.linalg.qr(shifted[:, order]).Q
-    return found.contiguous()  # as a file has it, so that products of a resumed run end alike
+    return found

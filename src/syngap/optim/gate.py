@@ -22,6 +22,7 @@ from syngap.optim.checks import NonFinite, check_changed_options, check_compact,
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.directions import Directions, first_state, follow_scores, refresh, second_moments
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
+from syngap.optim.moments import are_on_gpu
 from syngap.optim.parameter_state import basis_in, names_of
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
@@ -199,11 +200,28 @@ class Gate:
         """Return whether the next step refreshes importance."""
         return self.schedule.is_due(self.steps)
 
+    def refreshes_directions(self) -> bool:
+        """Return whether the next step refreshes directions, which no CUDA graph can do."""
+        if self.directions is None or not self.is_due():
+            return False
+        return (self._observed + 1) % self.directions.refresh == 0
+
+    @property
+    def _observed(self) -> int:
+        """How many steps saw scores, where directions follow them."""
+        return int(self.groups[0].get("observed", 0))
+
     def count(self) -> None:
         """Count a step."""
         for group in self.groups:
             group["steps"] += 1
         self.estimator.record(self.is_due())
+
+    def count_replay(self) -> None:
+        """Count a step that a CUDA graph replayed, with the scores that it saw."""
+        if self.directions is not None and self.is_due():
+            self.groups[0]["observed"] = self._observed + 1
+        self.count()
 
     # Observing.
 
@@ -286,16 +304,17 @@ class Gate:
         network = means.network()
         works = self.lay_out(seen, network)
         if seen is not None:
-            if self.directions is not None and self._follow(seen, works, self.directions.refresh):
+            if self.directions is not None and self._follow(seen, works):
                 works = self.lay_out(None, network)
             self._warn_if_damped(network)
         self.count()
         return works
 
-    def _follow(self, seen: Observation, works: list[Work], every: int) -> bool:
+    def _follow(self, seen: Observation, works: list[Work]) -> bool:
         """Let moments follow the scores, and return whether directions were refreshed."""
-        observed: int = self.groups[0].get("observed", 0) + 1  # steps that saw scores
-        self.groups[0]["observed"], is_due = observed, observed % every == 0
+        assert self.directions is not None
+        observed = self.groups[0]["observed"] = self._observed + 1
+        is_due = observed % self.directions.refresh == 0
         for work in works:
             if is_due:
                 fold(work)  # along the directions that it was observed in
@@ -374,6 +393,8 @@ class Gate:
     ) -> Work:
         states = [self.state_of(param) for param in params]
         bases = [self.basis_of(param) for param in params]
+        if self.directions is not None and are_on_gpu(params):
+            bases = [basis and basis.to(torch.bfloat16) for basis in bases]
         work = Work.of(group, params, states, network, bases if any(bases) else [])
         if work.bases and keep is None and self.directions is None:
             work.stacks = stack_alike(work.bases, work.whole)

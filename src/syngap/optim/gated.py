@@ -136,7 +136,11 @@ class GatedOptimizer(Optimizer):
 
     def count(self) -> None:
         """Count a step. `step()` does; a replayed CUDA graph, which runs no Python, does not."""
-        self.gate.count()
+        self.gate.count_replay()
+
+    def refreshes_directions(self) -> bool:
+        """Return whether the next step refreshes directions, so that no CUDA graph can hold it."""
+        return self.gate.refreshes_directions()
 
     # To look at.
 

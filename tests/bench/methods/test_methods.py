@@ -761,13 +761,6 @@ def test_directions_of_another_optimizer_are_refused() -> None:
         method_of("syngap", directions=True, optimizer="adam")
 
 
-def test_steps_along_directions_are_not_captured() -> None:
-    captured = Learner(double_network(), lambda x, generator: x, captured=True)
-    with pytest.warns(UserWarning, match="not captured: .* directions: true"):
-        methods.registry.get("syngap")(captured, directions=True)
-    assert not captured.captured
-
-
 @pytest.mark.parametrize("name", [*MEMORY, "joint"])
 def test_momentum_of_an_optimizer_that_has_none_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"momentum: got 0\.9 with adam"):

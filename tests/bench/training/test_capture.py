@@ -39,7 +39,7 @@ def by_graphs(method: Method, batches: Stream, graphs: Rerun) -> CapturedMethod:
     return captured
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "syngap-directions"])
+@pytest.mark.parametrize("case", CASES)
 def test_every_method_ends_where_its_steps_would(case: str) -> None:
     begin = beginning(case, stream())
     one, other = begin(), begin()
@@ -51,6 +51,19 @@ def test_every_method_ends_where_its_steps_would(case: str) -> None:
     assert graphs.captured >= 2  # batches of three and of four samples
     assert graphs.replayed > len(batches) / 2
     assert_identical(one.state_dict(), other.state_dict())
+
+
+def test_a_step_that_refreshes_directions_is_no_replay() -> None:
+    method = beginning("syngap-directions", stream())()
+    graphs = Rerun(method)
+    captured, refreshes = CapturedMethod(method, graphs), 0
+    for step in range(len(stream())):
+        before, is_refresh = graphs.replayed, method.is_irregular()
+        captured.learn(stream()[step])
+        refreshes += is_refresh
+        assert not (is_refresh and graphs.replayed > before)
+    assert refreshes == len(stream()) // 10
+    assert graphs.replayed > len(stream()) / 2
 
 
 def test_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

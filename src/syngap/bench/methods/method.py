@@ -91,6 +91,10 @@ class Method:
         """Return a key of what the next `learn` does, if steps differ."""
         return None
 
+    def is_irregular(self) -> bool:
+        """Return whether the next `learn` must not be captured, nor replayed."""
+        return False
+
     def count_replay(self) -> None:
         """Count a `learn` that a CUDA graph replayed, as `learn` itself would."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from typing import Any, Literal
 
@@ -36,8 +35,7 @@ class SynGAP(ER):
         damping: λ, keeps F/μ defined.
         ambient: ε, plasticity that always remains.
         scope: the mean importance is that of the "network" or of each "tensor".
-        directions: importance along directions of weights, with optimizer "sgd" alone; on a GPU
-            steps are then not captured.
+        directions: importance along directions of weights, with optimizer "sgd" alone.
         estimator: "sampled", "exact" or "empirical".
         every: refresh importance at each k-th step.
         warmup: before that, all of so many steps refresh it.
@@ -69,12 +67,6 @@ class SynGAP(ER):
     ) -> None:
         if directions and optimizer != "sgd":
             raise UserError(f"directions: true takes optimizer: sgd, got {optimizer}")
-        if directions and learner.captured:
-            warnings.warn(
-                "steps are not captured: no CUDA graph can replay those of directions: true",
-                stacklevel=2,
-            )
-            learner.captured = False
         own: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(learner, optimizer=optimizer, **own, **er)
         self.labels = learner.generator("labels", learner.device)
@@ -120,6 +112,10 @@ class SynGAP(ER):
     def phase(self) -> Hashable:
         """Return whether importance is observed in the next step, and how far it moves on."""
         return self.optimizer.is_due() and self.optimizer.elapsed()
+
+    def is_irregular(self) -> bool:
+        """Return whether the next step refreshes directions."""
+        return self.optimizer.refreshes_directions()
 
     def count_replay(self) -> None:
         """Count the step, which decides when importance is next observed."""

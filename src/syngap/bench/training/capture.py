@@ -119,6 +119,10 @@ class CapturedMethod:
         if self.failure:
             self._method.learn(batch)
             return
+        if self._method.is_irregular():
+            with self._graphs.side_stream():
+                self._method.learn(batch)
+            return
         key = (batch.x.shape, batch.x.dtype, batch.y.shape, self._method.phase())
         self._step_counts[key] += 1
         if key in self._recordings:
