@@ -9,7 +9,7 @@ outputs. Rotating into that basis is the idea of R-EWC, EKFAC and SOAP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,7 @@ from syngap.optim.tensors import gathered, is_sharded, part_of
 
 __all__ = ["Basis", "Stack", "share_stacks", "stack_alike"]
 
-# Numbers of equal weights that are multiplied at once: what is made of them meanwhile in half
-# precision stays in the cache of a large GPU.
-TOGETHER = 1 << 23
+TOGETHER = 1 << 25  # numbers of equal weights that are multiplied at once
 
 
 @dataclass(frozen=True)
@@ -129,93 +127,80 @@ class Stack:
     basis: Basis
     mask: Tensor | None = None
 
-    def parts(self) -> Iterator[Stack]:
-        """Yield it, or parts of it whose products take little memory at a time."""
-        count = max(1, TOGETHER // max(1, self.weights[self.places[0]].numel()))
-        if len(self.places) <= count:
-            yield self
-            return
-        for start in range(0, len(self.places), count):
-            places = self.places[start : start + count]
-            some = slice(start, start + count) if len(places) > 1 else start
-
-            def part(whole: Tensor | None, some: slice | int = some) -> Tensor | None:
-                return None if whole is None else whole[some]
-
-            basis = Basis(part(self.basis.left), part(self.basis.right))
-            yield Stack(self.weights, places, basis, part(self.mask))
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return what a list has at these places."""
+        return [tensors[place] for place in self.places]
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return what a list has at these places as one tensor, as its products take it."""
-        first = tensors[self.places[0]]
-        if len(self.places) == 1:
-            whole = gathered(first, self.weights[self.places[0]])
+        some = self.of(tensors)
+        if len(some) == 1:
+            whole = gathered(some[0], self.weights[self.places[0]])
             return whole.to(self.basis.dtype(whole))
-        found = self._empty(first)
-        some = [tensors[place].flatten(1) for place in self.places]
-        torch._foreach_copy_(list(found.unbind()), some)
-        return found
+        return self._together(some)
 
     def gather_change(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
         """Return the differences of two lists at these places likewise."""
-        news, olds = ([tensors[place] for place in self.places] for tensors in (now, before))
-        if len(self.places) > 1:
-            found = self._empty(news[0])
-            changes = torch._foreach_sub(news, olds)
-            torch._foreach_copy_(list(found.unbind()), [change.flatten(1) for change in changes])
-            return found
-        (weight,) = (self.weights[place] for place in self.places)
+        news, olds = self.of(now), self.of(before)
+        if len(news) > 1:
+            return self._together(torch._foreach_sub(news, olds))
+        weight = self.weights[self.places[0]]
         if is_sharded(weight):
             change = gathered(news[0] - olds[0], weight)
             return change.to(self.basis.dtype(change))
-        return torch.sub(news[0], olds[0], out=self._empty(news[0]))
+        found = torch.empty_like(news[0], dtype=self.basis.dtype(news[0]))
+        return torch.sub(news[0], olds[0], out=found)
 
-    def split(self, found: Tensor) -> list[Tensor]:
+    def split(self, found: Tensor) -> tuple[Tensor, ...]:
         """Return the parts of one tensor, place by place, in the shapes of the weights."""
-        parts = found.unbind() if len(self.places) > 1 else (found,)
-        weights = [self.weights[place] for place in self.places]
-        return [
-            part_of(part.view(weight.shape), weight)
-            for part, weight in zip(parts, weights, strict=True)
-        ]
+        weight = self.weights[self.places[0]]
+        if len(self.places) == 1:
+            return (part_of(found.view(weight.shape), weight),)
+        return found.view(-1, *weight.shape).unbind()
 
     def put_sum(self, starts: Sequence[Tensor], found: Tensor, targets: Sequence[Tensor]) -> None:
         """Put what a list has at these places plus the parts of one tensor into another list's."""
-        olds, news = ([each[place] for place in self.places] for each in (starts, targets))
-        if len(self.places) == 1:
-            torch.add(olds[0], self.split(found)[0], out=news[0])
+        olds, news, parts = self.of(starts), self.of(targets), self.split(found)
+        if len(news) == 1:
+            torch.add(olds[0], parts[0], out=news[0])
         else:
-            torch._foreach_copy_(news, self.split(found))
+            torch._foreach_copy_(news, parts)
             torch._foreach_add_(news, olds)
 
     def subtract(self, found: Tensor, targets: Sequence[Tensor]) -> None:
         """Subtract the parts of one tensor from what a list has at these places."""
-        news = [targets[place] for place in self.places]
-        if len(self.places) == 1:
+        news = self.of(targets)
+        if len(news) == 1:
             news[0].sub_(self.split(found)[0])
         else:
             torch._foreach_sub_(news, self.split(found.to(news[0].dtype)))
 
-    def _empty(self, like: Tensor) -> Tensor:
-        """Return memory for weights of this shape, in the type that products are calculated in."""
-        shape = like.shape
-        if len(self.places) > 1:
-            shape = torch.Size((len(self.places), len(like), like.shape[1:].numel()))
-        return like.new_empty(shape, dtype=self.basis.dtype(like))
+    def _together(self, some: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+        """Return several tensors as one, in the type that products are calculated in."""
+        like = some[0]
+        found = like.new_empty((len(some), *like.shape), dtype=self.basis.dtype(like))
+        torch._foreach_copy_(found.unbind(), some)
+        return found.flatten(2)
 
 
 def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> list[Stack]:
-    """Return stacks of the bases of those weights that have one, of equal shape on a GPU."""
+    """Return stacks of the bases of those weights that have one, of equal shape on a GPU.
+
+    A stack has as many weights as are multiplied at once.
+    """
     alike: dict[object, list[int]] = {}
     for place, (basis, weight) in enumerate(zip(bases, weights, strict=True)):
         if basis is not None:
             kind = _kind(basis, weight) if is_stacked(weight) else place
             alike.setdefault(kind, []).append(place)
     stacks = []
-    for places in alike.values():
-        found = [basis for place in places if (basis := bases[place]) is not None]
-        basis = found[0] if len(found) == 1 else _stacked(found)
-        stacks.append(Stack(weights, places, basis))
+    for kind_places in alike.values():
+        count = max(1, TOGETHER // max(1, weights[kind_places[0]].numel()))
+        for start in range(0, len(kind_places), count):
+            places = kind_places[start : start + count]
+            found = [basis for place in places if (basis := bases[place]) is not None]
+            basis = found[0] if len(found) == 1 else _stacked(found)
+            stacks.append(Stack(weights, places, basis))
     return stacks
 
 

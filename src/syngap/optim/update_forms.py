@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from syngap.optim.basis import Stack
 from syngap.optim.checks import is_of_torch
 from syngap.optim.tensors import as_shard, local
 from syngap.optim.update import Work, masks, portions, scale, stack_masks
@@ -52,8 +51,7 @@ def _needs_weights(base: Optimizer, work: Work) -> bool:
 
 def _saved_params(work: Work, undo: list[Finish]) -> list[Tensor]:
     """Return copies of the parameters, which `undo` would bring back."""
-    saved = [torch.empty_like(param) for param in work.params]
-    torch._foreach_copy_(saved, work.params)
+    saved = list(torch._foreach_mul(work.params, 1.0))  # one call makes all copies
     undo.append(lambda: torch._foreach_copy_(work.params, saved))
     return saved
 
@@ -67,8 +65,7 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
         keeps_weights: False where the base would do the same with weights of zero, which spares
             the products that rotate them.
     """
-    stacks = _parts(work)
-    places = [place for stack in stacks for place in stack.places]
+    places = [place for stack in work.stacks for place in stack.places]
     params = [work.params[place] for place in places]
     saved = _saved_params(work, undo)
     grads = [param.grad for param in work.whole]
@@ -82,14 +79,14 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
         param if grad is None else local(grad)
         for param, grad in zip(work.params, grads, strict=True)
     ]
-    for stack in stacks:
+    for stack in work.stacks:
         found = stack.basis.into(stack.gather(rotated)).to(params[0].dtype)
         for place, part in zip(stack.places, stack.split(found), strict=True):
             if grads[place] is not None:
                 work.whole[place].grad = as_shard(part, work.whole[place])
     starts = list(work.params)
     if keeps_weights:
-        for stack in stacks:
+        for stack in work.stacks:
             found = stack.basis.into(stack.gather(work.params))
             for place, part in zip(stack.places, stack.split(found), strict=True):
                 starts[place] = part
@@ -101,7 +98,7 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
     def finish() -> None:
         restore_gradients()
         stack_masks(work)
-        for stack in _parts(work):
+        for stack in work.stacks:
             assert stack.mask is not None
             now = work.params
             change = stack.gather_change(now, starts) if keeps_weights else stack.gather(now)
@@ -118,18 +115,13 @@ def _filter_update(work: Work, undo: list[Finish]) -> Finish:
 
     def finish() -> None:
         stack_masks(work)
-        for stack in _parts(work):
+        for stack in work.stacks:
             assert stack.mask is not None
             change = stack.gather_change(work.params, saved)
             stack.subtract(stack.basis.held_back(change, stack.mask), work.params)
         _mask_others(work, others, saved)
 
     return finish
-
-
-def _parts(work: Work) -> list[Stack]:
-    """Return stacks that are small enough for their products."""
-    return [part for stack in work.stacks for part in stack.parts()]
 
 
 def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:
