@@ -575,7 +575,7 @@ def test_a_protected_model_learns_on_the_device_and_keeps_more(rotate: bool) -> 
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
         protection = syngap.protect(
-            model, x, gate=gate, rank="full", rotate=rotate if gate else None
+            model, x, gate=gate, teacher=False, rank="full", rotate=rotate if gate else None
         )
         optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), 1e-2, fused=True))
         for _ in range(30):

@@ -58,7 +58,6 @@ _PLAIN = (
     "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
     "and known inputs of one shape without a mask. protect(..., every=2) takes half of the time"
 )
-EVERY = 2  # of a large model, and on a CPU, where former answers are not stored whole
 
 
 def protect(
@@ -106,8 +105,8 @@ def protect(
         batch_size: so many inputs at a time, to take importance; batches that are given stay whole.
         anchors: so many inputs a call of `loss`.
         every: `loss` is zero except at every k-th call, where it counts k times: 1 takes more time,
-            and keeps a little more. None is 1 on a GPU and where former answers are stored whole,
-            else 2, as with gradients of more than 2 GiB.
+            and keeps a little more. None is 4 with gradients of more than 2 GiB, else 1 on a GPU
+            and where former answers are stored whole, else 2.
         strength: what `loss` is multiplied with.
         seed: of the drawn labels and of the order of inputs in `loss`.
         process_group: the processes that train the model together, each of which calls this with
@@ -228,7 +227,7 @@ class Protection:
         else:
             check_classes(model, known_inputs.moved(batches[0], self._device), predict)
         self._teacher = Teacher(model, self._start, taught, predict)
-        self._every = every or (1 if self._teacher.is_cheap else EVERY)
+        self._every = every or self._teacher.every
         self._notices, self._warns = Notices(), every is None and not self._teacher.stores
 
     def __repr__(self) -> str:

@@ -37,6 +37,8 @@ from syngap.protection.start import Start
 __all__ = ["Teacher"]
 
 SMALL = 1 << 28  # bytes of answers that are stored whatever the size of the model
+# Calls to a pass, by default: on a CPU where answers are not stored, and of a large model.
+PLAIN, LARGE = 2, 4
 
 
 def byte_limit(model: nn.Module) -> int:
@@ -126,10 +128,11 @@ class Teacher:
         return self._stored is not None
 
     @property
-    def is_cheap(self) -> bool:
-        """Whether a loss at each step takes little time: answers are stored, or a graph runs."""
-        is_near = self.stores or next(self._model.parameters()).is_cuda
-        return is_near and not blocks_of_large(self._model)
+    def every(self) -> int:
+        """At which calls a pass is worth its time, if nobody says: each, or each k-th."""
+        if blocks_of_large(self._model):
+            return LARGE
+        return 1 if self.stores or next(self._model.parameters()).is_cuda else PLAIN
 
     @property
     def runs_plainly(self) -> bool:
