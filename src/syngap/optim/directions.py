@@ -20,7 +20,7 @@ uncorrelated.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,14 @@ from syngap.optim.basis import Basis
 from syngap.optim.checks import check_whole
 from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, basis_in
 from syngap.optim.tensors import accumulator, is_sharded
+from syngap.optim.update import Work, fold
 
 __all__ = [
     "Directions",
     "check_group",
     "chosen_directions",
     "first_state",
+    "follow",
     "follow_scores",
     "refresh",
     "require_weights",
@@ -65,6 +67,15 @@ class Directions:
     def __post_init__(self) -> None:
         for name in ("refresh", "largest"):
             check_whole(name, getattr(self, name), 1)
+
+    def is_refresh(self, group: Mapping[str, Any]) -> bool:
+        """Return whether the next step that sees scores refreshes directions."""
+        seen: int = group.get("observed", 0)
+        return (seen + 1) % self.refresh == 0
+
+    def count(self, group: dict[str, Any]) -> None:
+        """Count a step that saw scores."""
+        group["observed"] = group.get("observed", 0) + 1
 
     def sides(self, param: Tensor) -> dict[str, int]:
         """Return the rows of those sides of a parameter that have directions, by name."""
@@ -144,6 +155,34 @@ def second_moments(score: Tensor, basis: Basis, weight: float) -> dict[str, Tens
     if basis.right is not None:
         found[MOMENTS[1]] = (matrix.T @ matrix) * weight
     return found
+
+
+def follow(
+    directions: Directions,
+    group: dict[str, Any],
+    works: Iterable[Work],
+    moments: Mapping[Tensor, Mapping[str, Tensor]],
+    state_of: Callable[[Tensor], dict[str, Any]],
+) -> bool:
+    """Let moments follow the scores that a step saw, and return whether directions were refreshed.
+
+    Args:
+        directions: how they follow.
+        group: the parameter group that counts such steps.
+        works: of the step.
+        moments: second moments of the scores, by parameter and side.
+        state_of: returns what is kept of a parameter.
+    """
+    is_due = directions.is_refresh(group)
+    directions.count(group)
+    for work in works:
+        if is_due:
+            fold(work)  # along the directions that it was observed in
+        for param in work.whole:
+            follow_scores(state_of(param), moments.get(param, {}), work.keep)
+            if is_due:
+                refresh(state_of(param))
+    return is_due
 
 
 def follow_scores(state: dict[str, Any], observed: Mapping[str, Tensor], keep: float) -> None:

@@ -20,14 +20,14 @@ from syngap.optim import errors
 from syngap.optim.basis import Basis, share_stacks, stack_alike
 from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
-from syngap.optim.directions import Directions, first_state, follow_scores, refresh, second_moments
+from syngap.optim.directions import Directions, first_state, follow, second_moments
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
 from syngap.optim.moments import are_on_gpu
 from syngap.optim.parameter_state import basis_in, names_of
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
 from syngap.optim.tensors import accumulator, alike, gathered, kept_in, local_gradient, wide
-from syngap.optim.update import Work, fold, nonfinite_gradients
+from syngap.optim.update import Work, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
 
@@ -202,14 +202,8 @@ class Gate:
 
     def refreshes_directions(self) -> bool:
         """Return whether the next step refreshes directions, which no CUDA graph can do."""
-        if self.directions is None or not self.is_due():
-            return False
-        return (self._observed + 1) % self.directions.refresh == 0
-
-    @property
-    def _observed(self) -> int:
-        """How many steps saw scores, where directions follow them."""
-        return int(self.groups[0].get("observed", 0))
+        how = self.directions
+        return how is not None and self.is_due() and how.is_refresh(self.groups[0])
 
     def count(self) -> None:
         """Count a step."""
@@ -220,7 +214,7 @@ class Gate:
     def count_replay(self) -> None:
         """Count a step that a CUDA graph replayed, with the scores that it saw."""
         if self.directions is not None and self.is_due():
-            self.groups[0]["observed"] = self._observed + 1
+            self.directions.count(self.groups[0])
         self.count()
 
     # Observing.
@@ -288,10 +282,8 @@ class Gate:
         for param in self.params():
             grad = param.grad
             if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
-                raise RuntimeError(
-                    f"SynGAP takes dense real gradients, got {grad.layout} {grad.dtype} for a "
-                    f"parameter of shape {tuple(param.shape)}"
-                )
+                got = f"{grad.layout} {grad.dtype} for a parameter of shape {tuple(param.shape)}"
+                raise RuntimeError(f"SynGAP takes dense real gradients, got {got}")
         if self._is_left_out():
             return None
         seen, self.observation = self.observation, None
@@ -304,25 +296,12 @@ class Gate:
         network = means.network()
         works = self.lay_out(seen, network)
         if seen is not None:
-            if self.directions is not None and self._follow(seen, works):
+            group, how = self.groups[0], self.directions
+            if how is not None and follow(how, group, works, seen.moments, self.state_of):
                 works = self.lay_out(None, network)
             self._warn_if_damped(network)
         self.count()
         return works
-
-    def _follow(self, seen: Observation, works: list[Work]) -> bool:
-        """Let moments follow the scores, and return whether directions were refreshed."""
-        assert self.directions is not None
-        observed = self.groups[0]["observed"] = self._observed + 1
-        is_due = observed % self.directions.refresh == 0
-        for work in works:
-            if is_due:
-                fold(work)  # along the directions that it was observed in
-            for param in work.whole:
-                follow_scores(self.state_of(param), seen.moments.get(param, {}), work.keep)
-                if is_due:
-                    refresh(self.state_of(param))
-        return is_due
 
     def _is_left_out(self) -> bool:
         """Return whether gradients that are not finite leave a step out, or raise an error."""
