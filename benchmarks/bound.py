@@ -85,7 +85,7 @@ def measure(case: Case) -> list[list[str]]:
         "copy": timed(lambda: torch.mul(source, 1.0, out=target)),
     }
     found = {name: seconds.median() for name, seconds in in_turns(turns, ROUNDS).items()}
-    runs = runs_per_gpu(os.cpu_count() or 1) if GPU else 1
+    runs = runs_per_gpu(len(os.sched_getaffinity(0))) if GPU else 1
     speed, bandwidth = 2 * SIDE**3 / found["product"], COPIED / found["copy"]
     products, memory = flop / speed, moved / bandwidth
     bounds = [
@@ -117,8 +117,10 @@ def at_once(case: Case, runs: int, compiled: bool) -> float:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         processes = [subprocess.Popen(command, **pipes) for _ in range(runs)]
         try:
-            for each in processes:
-                each.stdout.readline()  # it is ready
+            ready = [each.stdout.readline() for each in processes]
+            if not all(ready):
+                advice = f"echo 0 1 | {' '.join(command)}"
+                raise SystemExit(f"a run ended before it was ready; to see why: {advice}")
             begin = time.time() + 1
             for each in processes:
                 each.stdin.write(f"{begin} {begin + SECONDS}\n")
@@ -129,7 +131,7 @@ def at_once(case: Case, runs: int, compiled: bool) -> float:
                 each.kill()
                 each.wait()
     if not all(taken):
-        raise SystemExit(f"a run gave up; to see why: echo 0 9e9 | {' '.join(command)}")
+        raise SystemExit("a run ended before its time was over")
     return SECONDS / sum(map(float, taken))
 
 

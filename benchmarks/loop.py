@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -200,9 +199,14 @@ def compare(case: Case, wanted: str, avalanche: str | None) -> dict[str, Seconds
     cases = {}
     for name, make in loops.items():
         if name in BASES or re.search(wanted, name):
-            with suppress(Exception) if "compiled" in name else nullcontext():  # no compiler here
+            try:
                 turn = make()
                 turn()
+            except Exception as error:
+                if "compiled" not in name:
+                    raise
+                print(f"\nLeft out: {name}: {str(error).splitlines()[0]}")  # no compiler here
+            else:
                 cases[name] = timed(turn)
     if not avalanche:
         return in_turns(cases, ROUNDS)
@@ -218,7 +222,7 @@ def main() -> None:
     print(f"{__doc__}\n{torch.cuda.get_device_name() if GPU else machine()}")
     for case in CASES[DEVICE.type].values():
         progress(case.name)
-        seconds = compare(case, "".join(sys.argv[2:]), os.environ.get("AVALANCHE"))
+        seconds = compare(case, sys.argv[2] if sys.argv[2:] else "", os.environ.get("AVALANCHE"))
         rows = []
         for name, each in seconds.items():
             ratios = [each.over(seconds[base]) for base in BASES]

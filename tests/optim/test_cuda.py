@@ -272,8 +272,7 @@ def test_peak_memory_of_exact_is_bounded() -> None:
 ROUNDING = ("0.bias", "1.running_mean")
 
 
-# Steps along directions are never captured, with a warning.
-@pytest.mark.parametrize("case", [case for case in METHODS if "directions" not in METHODS[case][1]])
+@pytest.mark.parametrize("case", METHODS)
 def test_a_captured_run_ends_where_an_eager_one_does(case: str) -> None:
     kind, options = METHODS[case]
     results = []

@@ -115,3 +115,27 @@ def test_the_finished_update_is_filtered(kind: type[Optimizer], case: Case, rank
     fresh, _ = case.make()
     for param, old in zip(model.parameters(), fresh.parameters(), strict=True):
         assert not torch.equal(param, old)
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_weights_in_another_layout_take_the_same_steps(how: dict[str, bool], rotate: bool) -> None:
+    """A fused kernel goes through memory as it lies."""
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(80, 3)
+        ).double()
+        model.to(memory_format=layout)  # type: ignore[call-overload]
+        known = torch.randn(96, 3, 8, 8, dtype=torch.float64)
+        protection = syngap.protect(model, known, teacher=False, rank="full", rotate=rotate)
+        base = torch.optim.AdamW(model.parameters(), 1e-2, **how)  # type: ignore[arg-type]
+        optimizer = protection.optimizer(base)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(known[:8]).logsumexp(1).sum().backward()
+            optimizer.step()
+        results.append([param.detach().contiguous() for param in model.parameters()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)

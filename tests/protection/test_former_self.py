@@ -609,10 +609,12 @@ def test_a_block_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.Monke
     assert not [each for each in model.modules() if "forward" in vars(each)]
 
 
+@pytest.mark.parametrize("sharded", [False, True])
 def test_a_large_model_asks_its_teacher_at_every_fourth_step(
-    monkeypatch: pytest.MonkeyPatch,
+    sharded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recomputed, "LARGE", 0)
+    monkeypatch.setattr(recomputed, "is_sharded", lambda param: sharded)
     model = Blocks()
     protection = syngap.protect(model, KNOWN, gate=False)
     asked = [protection.loss().grad_fn is not None for _ in range(8)]

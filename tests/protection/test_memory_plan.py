@@ -185,6 +185,17 @@ def test_what_the_teacher_stores(
         assert plan.answers == sum(each.nbytes for each in found._features) + found._head.nbytes
 
 
+def test_features_that_take_more_than_answers_are_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(teacher, "SMALL", 0)
+    for module in (teacher, memory_plan):
+        monkeypatch.setattr(module, "byte_limit", lambda model: 1 << 28)
+    model, known = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 5)), torch.randn(64, 8)
+    assert plan_memory(model, known).stored == "answers"
+    assert protect(model, known)._teacher.stores
+
+
 @pytest.mark.parametrize("rank", ["full", 0.25])
 def test_second_moments_are_those_of_the_first_pass(
     monkeypatch: pytest.MonkeyPatch, rank: Rank

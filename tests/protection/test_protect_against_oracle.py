@@ -19,7 +19,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl
 
 import syngap
 from syngap.optim import basis, gate, knowledge
-from syngap.optim.basis import Stack
+from syngap.optim.basis import Basis, Stack
 from syngap.protection import Protection, answers
 from syngap.protection.answers import divergence, take_answers
 
@@ -133,16 +133,23 @@ def test_weights_of_equal_shape_together_as_on_a_gpu(
     together = -(-alike // parts)
     sizes: set[int] = set()
 
-    def note(*args: Any) -> list[Stack]:
-        stacks = basis.stack_alike(*args)
-        sizes.update(len(one.places) for one in stacks if one.weights[one.places[0]].shape == shape)
+    def note(bases: list[Basis | None], weights: list[Tensor]) -> list[Stack]:
+        stacks = basis.stack_alike(bases, weights)
+        sides = Counter(
+            (one.left is None, one.right is None)
+            for one, weight in zip(bases, weights, strict=True)
+            if one is not None and weight.shape == shape
+        )
+        found = [len(one.places) for one in stacks if weights[one.places[0]].shape == shape]
+        assert max(found) == min(together, max(sides.values()))
+        sizes.update(found)
         return stacks
 
     monkeypatch.setattr(basis, "is_stacked", lambda weight: True)
     monkeypatch.setattr(basis, "TOGETHER", shape.numel() * together)
     monkeypatch.setattr(gate, "stack_alike", note)
     test_weights_after_three_steps(case, "adamw", rank, rotate)
-    assert max(sizes) <= together
+    assert sizes
 
 
 @pytest.mark.parametrize("rank", ["full", 1.0, 2, 0.5])

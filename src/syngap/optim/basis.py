@@ -44,11 +44,6 @@ class Basis:
         sides = (side for side in (self.left, self.right) if side is not None)
         return all(side.shape[-1] == side.shape[-2] for side in sides)
 
-    def to(self, dtype: torch.dtype) -> Basis:
-        """Return the same directions in another type."""
-        sides = (self.left, self.right)
-        return Basis(*(None if side is None else side.to(dtype) for side in sides))
-
     def shape(self, weight: Tensor) -> tuple[int, ...]:
         """Return the shape of a weight's coordinates."""
         shape = list(self._matrix(weight).shape)
@@ -85,7 +80,7 @@ class Basis:
         return update - self.held_back(update, mask)
 
     def held_back(self, update: Tensor, mask: Tensor) -> Tensor:
-        """Return L ((1 - Ω) ⊙ Lᵀ u R) Rᵀ, what a filter takes away from an update."""
+        """Return the part of an update that the gate removes: L ((1 - Ω) ⊙ Lᵀ u R) Rᵀ."""
         along = self.into(update, keep_dtype=False)
         return self.back(along * (1.0 - mask.to(along.dtype)), update)
 
@@ -127,23 +122,23 @@ class Stack:
     basis: Basis
     mask: Tensor | None = None
 
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return what a list has at these places."""
+    def select(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors of a list at these places."""
         return [tensors[place] for place in self.places]
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return what a list has at these places as one tensor, as its products take it."""
-        some = self.of(tensors)
+        """Return the tensors of a list at these places as one, in the type of its products."""
+        some = self.select(tensors)
         if len(some) == 1:
             whole = gathered(some[0], self.weights[self.places[0]])
             return whole.to(self.basis.dtype(whole))
-        return self._together(some)
+        return self._stack_tensors(some)
 
     def gather_change(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-        """Return the differences of two lists at these places likewise."""
-        news, olds = self.of(now), self.of(before)
+        """Return now - before at these places as one tensor, in the type of its products."""
+        news, olds = self.select(now), self.select(before)
         if len(news) > 1:
-            return self._together(torch._foreach_sub(news, olds))
+            return self._stack_tensors(torch._foreach_sub(news, olds))
         weight = self.weights[self.places[0]]
         if is_sharded(weight):
             change = gathered(news[0] - olds[0], weight)
@@ -159,8 +154,8 @@ class Stack:
         return found.view(-1, *weight.shape).unbind()
 
     def put_sum(self, starts: Sequence[Tensor], found: Tensor, targets: Sequence[Tensor]) -> None:
-        """Put what a list has at these places plus the parts of one tensor into another list's."""
-        olds, news, parts = self.of(starts), self.of(targets), self.split(found)
+        """Do targets[place] ← starts[place] + its part of one tensor, for each place."""
+        olds, news, parts = self.select(starts), self.select(targets), self.split(found)
         if len(news) == 1:
             torch.add(olds[0], parts[0], out=news[0])
         else:
@@ -168,15 +163,15 @@ class Stack:
             torch._foreach_add_(news, olds)
 
     def subtract(self, found: Tensor, targets: Sequence[Tensor]) -> None:
-        """Subtract the parts of one tensor from what a list has at these places."""
-        news = self.of(targets)
+        """Do targets[place] ← targets[place] - its part of one tensor, for each place."""
+        news = self.select(targets)
         if len(news) == 1:
             news[0].sub_(self.split(found)[0])
         else:
             torch._foreach_sub_(news, self.split(found.to(news[0].dtype)))
 
-    def _together(self, some: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-        """Return several tensors as one, in the type that products are calculated in."""
+    def _stack_tensors(self, some: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+        """Return several tensors as one, in the type of its products."""
         like = some[0]
         found = like.new_empty((len(some), *like.shape), dtype=self.basis.dtype(like))
         torch._foreach_copy_(found.unbind(), some)

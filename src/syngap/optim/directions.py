@@ -30,6 +30,7 @@ from torch import Tensor
 from syngap.messages import count_of
 from syngap.optim.basis import Basis
 from syngap.optim.checks import check_whole
+from syngap.optim.errors import CAPTURED_REFRESH
 from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, basis_in
 from syngap.optim.tensors import accumulator, is_sharded
 from syngap.optim.update import Work, fold
@@ -69,7 +70,11 @@ class Directions:
             check_whole(name, getattr(self, name), 1)
 
     def is_refresh(self, group: Mapping[str, Any]) -> bool:
-        """Return whether the next step that sees scores refreshes directions."""
+        """Return whether the next step that sees scores refreshes directions.
+
+        Args:
+            group: the parameter group that counts those steps.
+        """
         seen: int = group.get("observed", 0)
         return (seen + 1) % self.refresh == 0
 
@@ -174,6 +179,8 @@ def follow(
         state_of: returns what is kept of a parameter.
     """
     is_due = directions.is_refresh(group)
+    if is_due and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(CAPTURED_REFRESH)
     directions.count(group)
     for work in works:
         if is_due:

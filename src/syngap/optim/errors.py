@@ -23,6 +23,14 @@ DISCARDED = (
     "zero_grad() discarded what observe() took before any backward(): call observe() after "
     "zero_grad() and before loss.backward()"
 )
+CAPTURED_REFRESH = (
+    "a refresh of directions cannot be captured in a CUDA graph: capture a step before which "
+    "optimizer.refreshes_directions() is false"
+)
+REPLAYED_REFRESH = (
+    "the step that was replayed should have refreshed directions, which no CUDA graph does: run a "
+    "step as it is where optimizer.refreshes_directions() is true before it"
+)
 NEVER_OBSERVED = (
     "SynGAP.step() has no importance yet, so every parameter gets the same plasticity: call "
     "observe(logits) after zero_grad() and before loss.backward(), or consolidate() once before "

@@ -22,7 +22,6 @@ from syngap.optim.checks import NonFinite, check_changed_options, check_compact,
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.directions import Directions, first_state, follow, second_moments
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
-from syngap.optim.moments import are_on_gpu
 from syngap.optim.parameter_state import basis_in, names_of
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
@@ -212,7 +211,9 @@ class Gate:
         self.estimator.record(self.is_due())
 
     def count_replay(self) -> None:
-        """Count a step that a CUDA graph replayed, with the scores that it saw."""
+        """Count a step that a CUDA graph replayed."""
+        if self.refreshes_directions():
+            raise RuntimeError(errors.REPLAYED_REFRESH)
         if self.directions is not None and self.is_due():
             self.directions.count(self.groups[0])
         self.count()
@@ -372,8 +373,6 @@ class Gate:
     ) -> Work:
         states = [self.state_of(param) for param in params]
         bases = [self.basis_of(param) for param in params]
-        if self.directions is not None and are_on_gpu(params):
-            bases = [basis and basis.to(torch.bfloat16) for basis in bases]
         work = Work.of(group, params, states, network, bases if any(bases) else [])
         if work.bases and keep is None and self.directions is None:
             work.stacks = stack_alike(work.bases, work.whole)

@@ -135,11 +135,11 @@ class GatedOptimizer(Optimizer):
         return self._gate.schedule.elapsed(self.gate.steps)
 
     def count(self) -> None:
-        """Count a step. `step()` does; a replayed CUDA graph, which runs no Python, does not."""
+        """Count a step that a CUDA graph replayed: it runs no Python, so `step()` did not."""
         self.gate.count_replay()
 
     def refreshes_directions(self) -> bool:
-        """Return whether the next step refreshes directions, so that no CUDA graph can hold it."""
+        """Return whether the next step refreshes directions, which no CUDA graph can do."""
         return self.gate.refreshes_directions()
 
     # To look at.

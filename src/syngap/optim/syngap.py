@@ -82,7 +82,8 @@ class SynGAP(GatedOptimizer):
         fused: large tensors by one kernel each, which reads every number once; None does so on a
             GPU that has Triton.
         capturable: never wait for the device, so that observe and step can be captured in a CUDA
-            graph. Checks of values are left out; a score that overflows counts as zero.
+            graph. Checks of values are left out; a score that overflows counts as zero. With
+            `directions`, steps before which `refreshes_directions()` is true must run as they are.
         differentiable: let autograd follow the step, with the mask as a constant.
         generator: source of the sampled labels; None is torch's global one.
         model: gives parameters their names, and is what "exact" hooks.

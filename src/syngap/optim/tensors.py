@@ -16,6 +16,7 @@ __all__ = [
     "gathered",
     "is_sharded",
     "kept_in",
+    "laid_out_like",
     "local",
     "local_gradient",
     "part_of",
@@ -52,6 +53,19 @@ def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         found.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     return list(found.values())
+
+
+# Layouts ------------------------------------------------------------------------------------------
+
+
+def laid_out_like(param: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor of a parameter's shape with its strides, as fused optimizers expect.
+
+    Their kernels go through memory as it lies, and would mix up entries of other layouts.
+    """
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
 
 
 # Shards -------------------------------------------------------------------------------------------

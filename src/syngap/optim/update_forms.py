@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.checks import is_of_torch
-from syngap.optim.tensors import as_shard, local
+from syngap.optim.tensors import as_shard, laid_out_like, local
 from syngap.optim.update import Work, masks, portions, scale, stack_masks
 
 __all__ = ["Finish", "prepare"]
@@ -83,11 +83,12 @@ def _rotate(work: Work, undo: list[Finish], *, keeps_weights: bool) -> Finish:
         found = stack.basis.into(stack.gather(rotated)).to(params[0].dtype)
         for place, part in zip(stack.places, stack.split(found), strict=True):
             if grads[place] is not None:
+                part = laid_out_like(work.params[place], part)
                 work.whole[place].grad = as_shard(part, work.whole[place])
     starts = list(work.params)
     if keeps_weights:
         for stack in work.stacks:
-            found = stack.basis.into(stack.gather(work.params))
+            found = stack.basis.into(stack.gather(work.params)).to(params[0].dtype)
             for place, part in zip(stack.places, stack.split(found), strict=True):
                 starts[place] = part
         torch._foreach_copy_(params, [starts[place] for place in places])

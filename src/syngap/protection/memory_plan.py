@@ -37,7 +37,7 @@ from syngap.protection.answers import Answers, check_prediction
 from syngap.protection.last_product import LastProduct
 from syngap.protection.recomputed import blocks_of_large
 from syngap.protection.refusals import check_arguments, check_known, predicting
-from syngap.protection.teacher import are_many, byte_limit
+from syngap.protection.teacher import byte_limit, what_to_store
 
 __all__ = ["MemoryPlan", "PlannedParameter", "plan_memory"]
 
@@ -322,11 +322,10 @@ class _Run:
                 features += shapes[shape] * rows.nbytes
                 made = (*rows.shape[:-1], len(layer.weight))
                 may_have_features &= made == tuple(prediction.shape)
-        limit = byte_limit(self.model)
-        may_have_features &= features + head <= limit
-        if answers <= limit and not (may_have_features and are_many(answers)):
-            return answers, "answers"
-        return (features + head, "features") if may_have_features else (0, "start")
+        sizes = {"answers": answers, "features": features + head, "start": 0}
+        known = sizes["features"] if may_have_features else None
+        stored = what_to_store(answers, known, byte_limit(self.model))
+        return sizes[stored], stored
 
     @contextmanager
     def _run(self, batch: Any, watch: Any) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from syngap.optim.checks import is_compiled
 from syngap.optim.predictions import in_eval_mode
 from syngap.optim.tensors import is_sharded
 
-__all__ = ["blocks_of", "blocks_of_large", "recomputed"]
+__all__ = ["blocks_of", "blocks_of_large", "is_large", "recomputed"]
 
 LARGE = 1 << 31  # bytes of gradients from which on the teacher has none of its own
 
@@ -31,15 +31,18 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for block in used if any(True for _ in block.parameters())]
 
 
+def is_large(model: nn.Module) -> bool:
+    """Return whether the gradients of a model take much memory."""
+    return sum(param.nbytes for param in model.parameters() if param.requires_grad) > LARGE
+
+
 def blocks_of_large(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model whose gradients take much memory, none of a smaller one.
 
     Nor are there any under FSDP2, which frees weights. A compiled model is one block, so as not to
     be compiled again.
     """
-    params = list(model.parameters())
-    size = sum(param.nbytes for param in params if param.requires_grad)
-    if size <= LARGE or any(map(is_sharded, params)):
+    if not is_large(model) or any(map(is_sharded, model.parameters())):
         return []
     return [model] if any(map(is_compiled, model.modules())) else blocks_of(model) or [model]
 

@@ -8,7 +8,7 @@ calculated again from the start's weights. To store a few likely tokens of each 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,13 @@ from syngap.protection.answers import (
 from syngap.protection.captured import CapturedPass, capture
 from syngap.protection.gradients import leaves_of, nodes_of, with_gradient
 from syngap.protection.last_product import Head, LastProduct
-from syngap.protection.recomputed import blocks_of_large, recomputed
+from syngap.protection.recomputed import blocks_of_large, is_large, recomputed
 from syngap.protection.start import Start
 
 __all__ = ["Teacher"]
 
 SMALL = 1 << 28  # bytes of answers that are stored whatever the size of the model
-# Calls to a pass, by default: on a CPU where answers are not stored, and of a large model.
+# `every` by default: on a CPU where answers are not stored, and of a large model.
 PLAIN, LARGE = 2, 4
 
 
@@ -47,9 +47,23 @@ def byte_limit(model: nn.Module) -> int:
     return max(SMALL, learned)
 
 
-def are_many(answers: int) -> bool:
-    """Return whether so many bytes of answers give way to the features that they are made of."""
-    return answers > SMALL
+def what_to_store(
+    answers: int | None, features: int | None, limit: int
+) -> Literal["answers", "features", "start"]:
+    """Return what is stored: answers if they are small, else what takes less, if it fits.
+
+    Args:
+        answers: their bytes; None where they cannot be stored.
+        features: bytes of the last layer and its inputs, likewise.
+        limit: bytes that may be stored.
+    """
+    if answers is not None and answers <= SMALL:
+        return "answers"
+    sizes = {"answers": answers, "features": features}
+    fits = {name: size for name, size in sizes.items() if size is not None and size <= limit}
+    if not fits:
+        return "start"
+    return "features" if min(fits, key=fits.__getitem__) == "features" else "answers"
 
 
 class Teacher:
@@ -94,9 +108,15 @@ class Teacher:
         reshard(model)
 
     def _drop_what_is_not_needed(self) -> None:
-        if self._features is not None and are_many(sum(each.bytes for each in self._stored or [])):
+        answers = features = None
+        if self._stored is not None:
+            answers = sum(each.bytes for each in self._stored)
+        if self._features is not None and self._head is not None:
+            features = sum(each.nbytes for each in self._features) + self._head.nbytes
+        stored = what_to_store(answers, features, byte_limit(self._model))
+        if stored != "answers":
             self._stored = None
-        if self._stored is not None or self._features is None:
+        if stored != "features":
             self._features, self._head = None, None
 
     def _keep(self, answers: Answers, product: LastProduct) -> None:
@@ -129,8 +149,8 @@ class Teacher:
 
     @property
     def every(self) -> int:
-        """At which calls a pass is worth its time, if nobody says: each, or each k-th."""
-        if blocks_of_large(self._model):
+        """The default of `every`."""
+        if is_large(self._model):
             return LARGE
         return 1 if self.stores or next(self._model.parameters()).is_cuda else PLAIN
 

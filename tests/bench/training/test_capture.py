@@ -58,7 +58,7 @@ def test_a_step_that_refreshes_directions_is_no_replay() -> None:
     graphs = Rerun(method)
     captured, refreshes = CapturedMethod(method, graphs), 0
     for step in range(len(stream())):
-        before, is_refresh = graphs.replayed, method.is_irregular()
+        before, is_refresh = graphs.replayed, method.must_run_eagerly()
         captured.learn(stream()[step])
         refreshes += is_refresh
         assert not (is_refresh and graphs.replayed > before)

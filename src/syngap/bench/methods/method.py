@@ -91,8 +91,8 @@ class Method:
         """Return a key of what the next `learn` does, if steps differ."""
         return None
 
-    def is_irregular(self) -> bool:
-        """Return whether the next `learn` must not be captured, nor replayed."""
+    def must_run_eagerly(self) -> bool:
+        """Return whether the next `learn` must not be captured or replayed."""
         return False
 
     def count_replay(self) -> None:

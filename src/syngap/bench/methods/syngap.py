@@ -113,7 +113,7 @@ class SynGAP(ER):
         """Return whether importance is observed in the next step, and how far it moves on."""
         return self.optimizer.is_due() and self.optimizer.elapsed()
 
-    def is_irregular(self) -> bool:
+    def must_run_eagerly(self) -> bool:
         """Return whether the next step refreshes directions."""
         return self.optimizer.refreshes_directions()
 

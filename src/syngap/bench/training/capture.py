@@ -119,7 +119,7 @@ class CapturedMethod:
         if self.failure:
             self._method.learn(batch)
             return
-        if self._method.is_irregular():
+        if self._method.must_run_eagerly():
             with self._graphs.side_stream():
                 self._method.learn(batch)
             return
