@@ -74,16 +74,15 @@ class SynGAP(GatedOptimizer):
         compact: keep importance in bfloat16, two bytes a parameter. It does not drift; rounding
             adds a noise of 3 % at retention 0.999, where estimates have as much or more.
         non_finite: what `step` does about gradients that are NaN or infinite, before anything has
-            moved: "raise" an error that names the step, or "skip" the step and count it in
-            `skipped`. None does not look, for a loop that does. Importance that is not finite is
-            left out in any case.
+            moved: "raise" an error that names the step, or "skip" it and count it in `skipped`;
+            None does not look. Importance that is not finite is left out in any case.
         maximize: climb instead of descending.
         foreach: work on lists of tensors at a time; None decides by device.
         fused: large tensors by one kernel each, which reads every number once; None does so on a
             GPU that has Triton.
         capturable: never wait for the device, so that observe and step can be captured in a CUDA
-            graph. Checks of values are left out; a score that overflows counts as zero. With
-            `directions`, steps before which `refreshes_directions()` is true must run as they are.
+            graph, but where `refreshes_directions()`. Values are not checked; a score that
+            overflows counts as zero.
         differentiable: let autograd follow the step, with the mask as a constant.
         generator: source of the sampled labels; None is torch's global one.
         model: gives parameters their names, and is what "exact" hooks.
