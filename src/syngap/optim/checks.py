@@ -122,7 +122,8 @@ def check_whole(name: str, value: Any, least: int) -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile has a part in how a module runs."""
-    return hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
+    wraps = "_orig_mod" in module._modules
+    return wraps or vars(module).get("_compiled_call_impl") is not None
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:

@@ -60,7 +60,7 @@ def capture(
         answer: makes logits of what is stored.
         params: the parameters whose gradients are wanted, all that learn from known inputs.
     """
-    if not _is_on_one_gpu(model) or not _is_plain(model):
+    if not _is_on_one_gpu(model) or _memory_of(model) is None:
         return None
     shapes = {_shape_of(*pair) for pair in zip(batches, stored, strict=True)}
     if len(shapes) != 1 or None in shapes:
@@ -104,7 +104,8 @@ class CapturedPass:
     ) -> None:
         self._model, self._answer, self.params = model, answer, params
         self._module, self._recompute = anchors.Pass(model, predict), recompute
-        self._memory, self._versions = _memory_of(model), _versions_of(model)
+        self._memory, self._buffers = _memory_of(model), list(model.buffers())
+        self._versions = [buffer._version for buffer in self._buffers]
         self._holder: weakref.ref[Any] | None = None
         self._is_taken = False
         most = PREDICTIONS if recompute else PREDICTIONS // MORE_MEMORY
@@ -131,7 +132,7 @@ class CapturedPass:
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether the model runs as it did, with its tensors in the same memory."""
-        return self._memory == _memory_of(model) and _is_plain(model)
+        return self._memory == _memory_of(model)
 
     @property
     def is_free(self) -> bool:
@@ -160,7 +161,7 @@ class CapturedPass:
             written.record()
         for each in (found, weights):
             each.record_stream(self._stream)
-        if self._versions == _versions_of(self._model):
+        if self._versions == [buffer._version for buffer in self._buffers]:
             return Pending.of(found, written)
         current.wait_event(written)  # the model's forward pass writes what this one reads
         return found
@@ -279,23 +280,21 @@ def _is_on_one_gpu(model: nn.Module) -> bool:
     return len(devices) == 1 and devices.pop().type == "cuda"
 
 
-def _is_plain(model: nn.Module) -> bool:
-    """Return whether a forward pass is the model's own code alone: no hooks, not compiled."""
-    return not any(getattr(torch_modules, f"_global{name}", None) for name in _HOOKS) and not any(
-        is_compiled(each) or any(vars(each).get(name) for name in _HOOKS)
-        for each in model.modules()
-    )
+def _memory_of(model: nn.Module) -> list[tuple[object, ...]] | None:
+    """Return where the tensors of a model are, and which of them learn.
 
-
-def _memory_of(model: nn.Module) -> list[tuple[object, ...]]:
-    """Return where the tensors of a model are, and which of them learn."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return [(id(each), each.data_ptr(), each.requires_grad) for each in tensors]
-
-
-def _versions_of(model: nn.Module) -> list[int]:
-    """Return how often each buffer was changed: those of batch norms by each forward pass."""
-    return [buffer._version for buffer in model.buffers()]
+    None where a forward pass is more than the model's own code: with hooks, or compiled.
+    """
+    if any(getattr(torch_modules, f"_global{name}", None) for name in _HOOKS):
+        return None
+    found: list[tuple[object, ...]] = []
+    for module in model.modules():
+        own = vars(module)
+        if is_compiled(module) or any(map(own.get, _HOOKS)):
+            return None
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        found += [(id(t), t.data_ptr(), t.requires_grad) for t in tensors if t is not None]
+    return found
 
 
 def _shape_of(batch: Any, stored: Tensor | None) -> tuple[object, ...] | None:

@@ -166,9 +166,9 @@ class Teacher:
         that of the new batch; on a GPU by a CUDA graph, from the second call on. Of a large model a
         second gradient would take more memory than a graph whose blocks run again.
         """
-        learned = [param for param in self._model.parameters() if param.requires_grad]
         if torch.is_grad_enabled() and self._is_captured():
             return self._replay(place, strength)
+        learned = [param for param in self._model.parameters() if param.requires_grad]
         before = self.before(place)
         again = blocks_of_large(self._model) if torch.is_grad_enabled() else []
         with in_eval_mode(self._model), recomputed(again, self._model):
