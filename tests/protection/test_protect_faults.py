@@ -285,6 +285,41 @@ def test_a_gate_without_an_optimizer_is_warned_of(model: Classifier) -> None:
         protection.loss()
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_steps_around_the_gate_are_warned_of(model: nn.Module, kept: bool) -> None:
+    subject = copy.deepcopy(model)
+    protection = syngap.protect(subject, inputs(), teacher=False)
+    base = torch.optim.AdamW(subject.parameters(), 1e-3)
+    gated = protection.optimizer(base)
+    subject(inputs()).square().sum().backward()
+    for _ in range(20):
+        gated.step()
+    if not kept:
+        del gated
+    for _ in range(15):
+        base.step()
+    with pytest.warns(UserWarning, match="AdamW made 16 steps by itself, so the gate took no part"):
+        base.step()
+
+
+def test_results_of_loss_that_nobody_uses_are_warned_of(model: nn.Module) -> None:
+    protection = syngap.protect(copy.deepcopy(model), inputs(), gate=False, every=1)
+    for _ in range(40):
+        protection.loss().backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for _ in range(40):
+            protection.loss()
+    for _ in range(16):
+        protection.loss().item()
+    with pytest.warns(UserWarning, match=r"no gradient was taken of 16 results.*not its item"):
+        protection.loss()
+
+
+def test_a_report_without_a_gate_says_nothing_of_directions(model: nn.Module) -> None:
+    protection = syngap.protect(copy.deepcopy(model), inputs(), gate=False)
+    assert "of parameters" not in str(protection.report())
+
+
 class Around(torch.optim.Optimizer):
     """An optimizer around another, as accelerate prepares it."""
 

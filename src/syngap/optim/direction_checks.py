@@ -47,8 +47,9 @@ def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str,
                 option = "gate=" if None in (value, own) else "rotate="
                 differs = f"; there it is {str(value)[:80]!r}, here {str(own)[:80]!r} ({option})"
                 raise ValueError(
-                    "the run was protected with other known inputs, another start model or other "
-                    f"options of protect(): {_AGAIN}. This shows in {name!r} of {where}"
+                    "the run was protected with other known inputs (or in another order, as from a "
+                    "DataLoader that shuffles), another start model or other options of "
+                    f"protect(): {_AGAIN}. This shows in {name!r} of {where}"
                     + ("" if name == "protection" else differs)
                 )
         for name in ("every", "seed"):

@@ -152,7 +152,7 @@ class MemoryPlan:
         among = "" if self.processes == 1 else f", over {count_of(self.processes, 'process')}"
         lines = [
             f"{count:,} parameters, rank {self.rank}, on {self.device}{among}",
-            f"{'':28}      GB   bytes a parameter",
+            f"{'':28}      GB   bytes a parameter{', all processes' if among else ''}",
         ]
 
         def line(name: str, size: int) -> str:
@@ -160,7 +160,7 @@ class MemoryPlan:
 
         there = self.on_device()
         lines += [line(name, size) for name, size in there.items()]
-        lines.append(line("together, and activations", sum(there.values())))
+        lines.append(line("together, no activations", sum(there.values())))
         lines += [line(f"CPU: {name}", size) for name, size in self.on_cpu().items()]
         lines.append(line("in protect: second moments", self.moments))
         return "\n".join(lines)

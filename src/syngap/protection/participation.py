@@ -1,4 +1,4 @@
-"""Whether the teacher takes part in training: its loss may be computed, and then not be used."""
+"""Whether gate and teacher take part in training: what they return may not be used."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.errors import Notices
-from syngap.optim.wrapped import inner_optimizer
+from syngap.optim.wrapped import WrappedSynGAP, inner_optimizer
 from syngap.protection.pending import Pending
 from syngap.protection.resuming import Optimizers
 
 __all__ = ["Participation"]
 
-_STEPS = 16  # without a loss of the teacher, before a warning
+_STEPS = 16  # without a part, before a warning
 
 
 class Participation:
     """Counts losses of the teacher that no gradient was taken of."""
 
     def __init__(self) -> None:
-        self._made = self._used = 0
+        self._made = self._used = self._with_gradient = 0
         self._notices = Notices()
 
     @property
@@ -42,6 +42,13 @@ class Participation:
 
         if value.requires_grad:
             value.register_hook(note)  # type: ignore[no-untyped-call]
+            self._with_gradient += 1
+        if self._with_gradient - self._used > _STEPS:
+            self._notices.warn(
+                "unused",
+                f"no gradient was taken of {_STEPS} results of protection.loss(), so the teacher "
+                "took no part there: add the result, not its item(), to the loss before backward()",
+            )
         return loss
 
     def remind_of_gate(self, calls: int, optimizers: Optimizers) -> None:
@@ -53,6 +60,25 @@ class Participation:
                 " the gate takes no part: train with what it returns, or pass gate=False to "
                 "protect()",
             )
+
+    def remind_of_steps(self, base: Optimizer, gated: WrappedSynGAP) -> None:
+        """Warn once where the optimizer behind the gate makes some steps by itself."""
+        last, steps = gated.gate.steps, 0
+        reference = weakref.ref(gated)
+
+        def look(*_: object) -> None:
+            nonlocal last, steps
+            living = reference()
+            now = last if living is None else living.gate.steps
+            last, steps = now, steps + 1 if now == last else 0
+            if steps == _STEPS:
+                self._notices.warn(
+                    "steps",
+                    f"{type(base).__name__} made {_STEPS} steps by itself, so the gate took no "
+                    "part in them: call step() of what protection.optimizer() returned",
+                )
+
+        inner_optimizer(base).register_step_post_hook(look)
 
     def remind(self, optimizer: Optimizer, optimizers: Optimizers) -> None:
         """Warn once where an optimizer makes some steps without a call of the teacher."""

@@ -131,7 +131,7 @@ def protect(
         raise unknown_argument(protect, name, SYMBOLS)
     group = find_group(process_group, model)
     with raised_in_all(group):
-        check_choices({"gate": gate, "teacher": teacher}, rotate, seed)
+        check_choices({"gate": gate, "teacher": teacher}, rotate, seed, progress)
         if consolidation is None:
             consolidation = CONSOLIDATION if teacher else CONSOLIDATION_ALONE
         check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
@@ -280,6 +280,7 @@ class Protection:
         gate_changes.adopt(made.gate, self.known)
         made.known = self.known
         self._optimizers.add(made)
+        self._participation.remind_of_steps(base, made)
         return made
 
     def loss(self) -> Tensor:
@@ -381,7 +382,7 @@ class Protection:
             moved=moved,
             parts=tuple(parts),
             advice=tuple(said),
-            coverage=tuple(coverage(self.model, self.known)),
+            coverage=tuple(coverage(self.model, self.known) if self.known else ()),
         )
 
     @torch.no_grad()

@@ -75,8 +75,13 @@ def check_arguments(
         )
 
 
-def check_choices(switches: dict[str, Any], rotate: Any, seed: Any) -> None:
+def check_choices(switches: dict[str, Any], rotate: Any, seed: Any, progress: Any) -> None:
     """Refuse what is neither of its choices."""
+    if progress is not None and not callable(progress):
+        raise ValueError(
+            "progress must be a function of two numbers, how many batches are done and how many "
+            f"there are, such as print, got {progress!r}"
+        )
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be True or False, got {value!r}")
