@@ -132,7 +132,7 @@ class CapturedPass:
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether the model runs as it did, with its tensors in the same memory."""
-        return self._memory == _memory_of(model)
+        return self._memory is not None and self._memory == _memory_of(model)
 
     @property
     def is_free(self) -> bool:
