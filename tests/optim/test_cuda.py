@@ -32,6 +32,8 @@ from syngap.bench.streams.stream import Batch
 from syngap.bench.training import train
 from syngap.bench.training.loop import step_function
 from syngap.bench.training.watch import Watch
+from syngap.optim.basis import Basis, filter_along
+from syngap.optim.directions import Directions, first_state, follow_scores, refresh
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -584,3 +586,38 @@ def test_a_protected_model_learns_on_the_device_and_keeps_more(rotate: bool) -> 
             optimizer.step()
         kept.append(protection.report().kl)
     assert kept[1] < kept[0] / 2
+
+
+def test_updates_through_directions_are_as_exact_as_tf32_is() -> None:
+    """Of weights of equal shape, and of one alone: a closed gate lets 0.01 through."""
+    shapes = [(64, 32, 3, 3)] * 3 + [(100, 512)]
+    torch.manual_seed(0)
+    updates = [torch.randn(shape, device="cuda") for shape in shapes]
+    updates[1] = updates[1].contiguous(memory_format=torch.channels_last)
+    bases, masks = [], []
+    for update in updates:
+        matrix = update.flatten(1).double()
+        left, right = (torch.linalg.qr(torch.randn(n, n).cuda()).Q for n in matrix.shape)
+        bases.append(Basis(left, right))
+        masks.append(torch.full_like(update.flatten(1), 0.01))
+    found = filter_along(updates, masks, bases)
+    for each, update in zip(found, updates, strict=True):
+        off = (each - 0.01 * update).norm() / update.norm()
+        assert off < 1.5e-3
+
+
+def test_directions_on_a_gpu_are_orthonormal_and_refreshed_as_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    state = first_state(torch.zeros(48, 32), Directions())
+    for _ in range(3):
+        score = torch.randn(48, 32) * torch.logspace(0, -3, 32)
+        follow_scores(state, {"left_moment": score @ score.T, "right_moment": score.T @ score}, 0.5)
+    there = {name: value.cuda() for name, value in state.items()}
+    for _ in range(4):
+        refresh(state)
+        refresh(there)
+    for name in ("left", "right"):
+        side = there[name].cpu()
+        torch.testing.assert_close(side.T @ side, torch.eye(len(side)), rtol=0, atol=1e-5)
+    largest = (there["right"].cpu()[:, :4] * state["right"][:, :4]).sum(0).abs()
+    torch.testing.assert_close(largest, torch.ones(4), rtol=0, atol=1e-3)

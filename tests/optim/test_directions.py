@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,8 +17,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from syngap import SynGAP
-from syngap.optim import Directions
-from syngap.optim.directions import check_group, first_state, follow_scores, refresh
+from syngap.optim import Directions, basis
+from syngap.optim.basis import Basis, filter_along, tensor_cores
+from syngap.optim.directions import (
+    by_cholesky,
+    check_group,
+    first_state,
+    follow_scores,
+    orthonormal,
+    refresh,
+)
 
 GATE = {"lr": 0.1, "retention": 0.9, "consolidation": 0.5}
 
@@ -62,6 +71,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tens
         tokens(2),
     ),
     "tied": (Tied, tokens()),
+    "equal shapes": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)
+        ),
+        numbers(4),
+    ),
     "no bias": (lambda: nn.Linear(4, 3, bias=False), numbers(4)),
 }
 
@@ -138,6 +153,39 @@ def test_steps_are_those_of_the_rule_in_plain_loops(
         torch.testing.assert_close(
             importance.reshape(expected_f.shape), expected_f, rtol=1e-8, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("largest", [2048, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_that_are_multiplied_together_follow_the_rule(
+    case: str, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where those of equal shape are."""
+    monkeypatch.setattr(basis, "is_stacked", lambda weight: True)
+    test_steps_are_those_of_the_rule_in_plain_loops(case, {"foreach": True}, largest, 1)
+
+
+def test_an_update_through_a_stack_is_that_of_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where weights lie in memory as channels last, and where only one has directions."""
+    monkeypatch.setattr(basis, "is_stacked", lambda weight: True)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    updates = [drawn(3, 2, 2, 2) for _ in range(3)] + [drawn(5, 4), drawn(3), drawn(5, 4)]
+    updates[1] = updates[1].contiguous(memory_format=torch.channels_last)
+    before = [update.clone() for update in updates]
+    sides = [Basis(orthonormal(drawn(3, 3)), orthonormal(drawn(8, 8))) for _ in range(3)]
+    bases = [*sides, Basis(None, orthonormal(drawn(4, 4))), None, None]
+    masks = [
+        torch.rand(update.flatten(1).shape if basis else update.shape).double()
+        for update, basis in zip(updates, bases, strict=True)
+    ]
+    found = filter_along(updates, masks, bases)
+    for each, update, mask, own, old in zip(found, updates, masks, bases, before, strict=True):
+        torch.testing.assert_close(each, update * mask if own is None else own.filter(update, mask))
+        assert_identical(update, old)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -237,6 +285,35 @@ def test_refreshes_bring_directions_to_the_eigenvectors() -> None:
     found = state["right"].T @ moment @ state["right"]
     expected = torch.linalg.eigvalsh(moment).flip(0)
     torch.testing.assert_close(found, torch.diag(expected), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+def test_directions_by_cholesky_are_those_of_a_qr_decomposition(condition: float) -> None:
+    """A million is what a refresh may meet: eigenvalues of up to 2,048 means and of 0.001."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 60, 60, generator=generator, dtype=torch.float64)
+    left, right = torch.linalg.qr(rows).Q
+    sizes = torch.logspace(0, -float(torch.tensor(condition).log10()), 60, dtype=torch.float64)
+    columns = ((left * sizes) @ right).float()
+    found, expected = by_cholesky(columns), torch.linalg.qr(columns.double()).Q.float()
+    assert found is not None
+    assert (found.mT @ found - torch.eye(60)).abs().max() < 1e-5
+    signs = (found * expected).sum(0).sign()
+    torch.testing.assert_close(found, expected * signs, rtol=0, atol=1e-5)
+
+
+def test_columns_that_depend_on_each_other_leave_no_decomposition() -> None:
+    assert by_cholesky(torch.zeros(3, 3)) is None
+
+
+def test_tensor_cores_are_used_inside_alone() -> None:
+    settings: Any = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
+    before = getattr(settings, name)
+    with suppress(ZeroDivisionError), tensor_cores():
+        assert getattr(settings, name) in ("tf32", True)
+        raise ZeroDivisionError
+    assert getattr(settings, name) == before
 
 
 def test_importance_that_is_not_observed_stays_along_its_directions() -> None:

@@ -37,11 +37,13 @@ from syngap.optim.update import Work, fold
 
 __all__ = [
     "Directions",
+    "by_cholesky",
     "check_group",
     "chosen_directions",
     "first_state",
     "follow",
     "follow_scores",
+    "orthonormal",
     "refresh",
     "require_weights",
     "require_whole",
@@ -227,5 +229,25 @@ def _power_iteration(moment: Tensor, directions: Tensor) -> Tensor:
     quotients = (directions * products).sum(0)
     order = quotients.argsort(descending=True, stable=True)
     shifted = products + _SHIFT * directions
-    found: Tensor = torch.linalg.qr(shifted[:, order]).Q
-    return found
+    return orthonormal(shifted[:, order])
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Return the Q of a QR decomposition, up to the signs of its columns."""
+    found = by_cholesky(columns) if columns.is_cuda else None
+    return torch.linalg.qr(columns).Q if found is None else found
+
+
+def by_cholesky(columns: Tensor) -> Tensor | None:
+    """Return Q = C R⁻¹ with RᵀR = CᵀC, which takes a GPU a quarter of a QR decomposition's time.
+
+    It squares the condition, so it is in double precision, and is orthonormalised once more: one
+    step of Newton and Schulz squares what the first is off by. None: rounding left no R.
+    """
+    wide = columns.double()
+    factor, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
+    if failed:
+        return None
+    found: Tensor = torch.linalg.solve_triangular(factor, wide, upper=True, left=False)
+    found = 1.5 * found - 0.5 * found @ (found.mT @ found)
+    return found.to(columns.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from syngap.optim import fused
-from syngap.optim.basis import Basis, Stack
+from syngap.optim.basis import Basis, Stack, filter_along
 from syngap.optim.compact import store, store_lists
 from syngap.optim.plasticity import damping_and_slope, mask
 from syngap.optim.tensors import accumulator, local, local_gradient, sum_over_shards
@@ -156,10 +156,7 @@ def _scale_directions(
     masks: list[Tensor],
     in_place: bool,
 ) -> list[Tensor]:
-    results = []
-    for index, update, factor in zip(indices, updates, masks, strict=True):
-        basis = work.bases[index]
-        results.append(update * factor if basis is None else basis.filter(update, factor))
+    results = filter_along(updates, masks, [work.bases[index] for index in indices])
     if not in_place:
         return results
     torch._foreach_copy_(updates, results)
