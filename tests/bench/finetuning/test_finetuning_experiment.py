@@ -46,6 +46,7 @@ from syngap.bench.reporting.finetuning.comparison_table import (
     markdown,
     relative_to_adamw,
 )
+from syngap.bench.reporting.finetuning.frontiers import MOST, drawn_outcomes
 from syngap.bench.reporting.finetuning.repeated import repeated
 from syngap.bench.reporting.queries import run_query
 from syngap.bench.reporting.results import Results
@@ -887,6 +888,19 @@ def test_trials_of_a_seed_that_began_from_several_starts_are_not_compared() -> N
 def test_without_adamw_there_is_nothing_to_compare_with() -> None:
     with pytest.raises(UserError, match="adamw"):
         compare_methods([made("gate", 0, [point(2.0, 1.1)])])
+
+
+def test_the_figure_has_the_first_methods_with_all_seeds_and_the_page_names_the_others() -> None:
+    rows = ["adamw", *(f"method{number}" for number in range(10))]
+    runs = [
+        made(row, seed, [point(2.0, 1.4)]) for row in rows for seed in (0, 1) if row != "method1"
+    ]
+    runs.append(made("method1", 0, [point(2.0, 1.4)]))
+    drawn = [outcome.family for outcome in drawn_outcomes(compare_methods(runs))]
+    assert drawn == ["adamw", "method0", *(f"method{number}" for number in range(2, 8))]
+    assert len(drawn) == MOST
+    assert "In the table alone: method8, method9, method1." in comparison_page(runs, "many")
+    assert "In the table alone" not in comparison_page(list(hand_made()), "two")
 
 
 def test_the_page_shows_the_table_the_figure_and_every_trial() -> None:

@@ -24,7 +24,7 @@ from syngap.bench.reporting.finetuning.comparison_table import (
     notes,
     whole_table,
 )
-from syngap.bench.reporting.finetuning.frontiers import frontier_figure
+from syngap.bench.reporting.finetuning.frontiers import drawn_outcomes, frontier_figure
 from syngap.bench.storage import write
 from syngap.bench.store.outcome import Run
 
@@ -64,6 +64,7 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
         "table": _rows(*whole_table(found)),
         "notes": "".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes(found)),
         "figures": _figures(found),
+        "left_out": html.escape(_left_out(found)),
         "trials": _trials(runs),
         "setup": html.escape(_setup(runs[0])),
         "made": f"{moment:%Y-%m-%d %H:%M} UTC",
@@ -115,6 +116,13 @@ def _rows(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
         for first, *rest in lines
     )
     return f"<table class='plain'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _left_out(found: Comparison) -> str:
+    """Return which rows the figures do not have, as a sentence, or nothing."""
+    drawn = drawn_outcomes(found)
+    names = [outcome.label for outcome in found.outcomes if outcome not in drawn]
+    return f" In the table alone: {', '.join(names)}." if names else ""
 
 
 def _figures(found: Comparison) -> str:

@@ -17,15 +17,16 @@ from syngap.bench.reporting.figures.style import (
     figure_file,
     remove_frame,
 )
-from syngap.bench.reporting.finetuning.comparison import Comparison
+from syngap.bench.reporting.finetuning.comparison import Comparison, Outcome
 from syngap.bench.reporting.finetuning.comparison_table import headline
 from syngap.bench.storage import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["frontier_figure", "frontier_figures"]
+__all__ = ["MOST", "drawn_outcomes", "frontier_figure", "frontier_figures"]
 
+MOST = 8  # methods in a figure: more lines cannot be told from each other
 _WIDTH = 3.4  # inches of a panel
 _LEAST = 4.4  # inches of a figure
 _LETTERS = 7.8  # of the title, an inch
@@ -46,7 +47,7 @@ class _End(NamedTuple):
 
 
 def frontier_figure(found: Comparison, path: Path, kind: str | None = None) -> None:
-    """Draw the frontier of each method, a panel for each kind of old text, the lowest seed's.
+    """Draw the frontier of the first methods, a panel for each kind of old text, the lowest seed's.
 
     Of several rows of one method the first has a name, and the others are thin lines.
 
@@ -66,10 +67,18 @@ def frontier_figure(found: Comparison, path: Path, kind: str | None = None) -> N
             figure.suptitle(fill(headline(found), int(_LETTERS * width)), fontsize=12)
 
 
+def drawn_outcomes(found: Comparison) -> list[Outcome]:
+    """Return the rows with as many seeds as AdamW, of the experiment's first methods."""
+    complete = len(found.tried[found.baseline])
+    whole = [outcome for outcome in found.outcomes if len(outcome.seeds) >= complete]
+    first = list(dict.fromkeys(outcome.method for outcome in whole))[:MOST]
+    return [outcome for outcome in whole if outcome.method in first]
+
+
 def _panel(axes: Axes, found: Comparison, kind: str) -> None:
     ends: list[_End] = []
     looks: dict[str, tuple[str, object]] = {}
-    for outcome in found.outcomes:
+    for outcome in drawn_outcomes(found):
         one = found.tried[outcome.family][outcome.seeds[0]]
         line = frontier(one.points, one.start, kind)
         gains, forgot = zip(*line, strict=True)
