@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 from syngap import SynGAP
 from syngap.optim import Directions, basis
-from syngap.optim.basis import Basis, filter_along, tensor_cores
+from syngap.optim import directions as directions_module
+from syngap.optim.basis import Basis, filter_along
 from syngap.optim.directions import (
     by_cholesky,
     check_group,
@@ -188,6 +189,35 @@ def test_an_update_through_a_stack_is_that_of_each_weight(monkeypatch: pytest.Mo
         assert_identical(update, old)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (0, 4)])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16,) * 2])
+def test_a_stack_gives_each_update_back_in_its_type(
+    shape: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of weights without numbers, and of equal ones that have directions of other sides."""
+    monkeypatch.setattr(basis, "is_stacked", lambda weight: True)
+    updates = [torch.randn(shape).to(dtypes[0]) for _ in range(4)]
+    left, right = (torch.eye(size).to(dtypes[1]) for size in shape)
+    bases = [Basis(left, right), Basis(left, right), Basis(None, right), Basis(left, None)]
+    masks = [torch.full(shape, 0.5) for _ in updates]
+    for found, update in zip(filter_along(updates, masks, bases), updates, strict=True):
+        torch.testing.assert_close(found, update / 2, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_updates_through_directions_compile_into_one_graph(
+    stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(basis, "is_stacked", lambda weight: stacked)
+    updates = [torch.randn(4, 3) for _ in range(3)]
+    bases = [Basis(torch.eye(4), torch.eye(3)), None, Basis(torch.eye(4), torch.eye(3))]
+    masks = [torch.rand(4, 3) for _ in updates]
+    compiled = torch.compile(filter_along, fullgraph=True, backend="eager")
+    expected = filter_along(updates, masks, bases)
+    for found, one in zip(compiled(updates, masks, bases), expected, strict=True):
+        torch.testing.assert_close(found, one)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_before_the_first_refresh_steps_are_those_of_entries(case: str) -> None:
     models = [made(case) for _ in range(2)]
@@ -287,33 +317,53 @@ def test_refreshes_bring_directions_to_the_eigenvectors() -> None:
     torch.testing.assert_close(found, torch.diag(expected), rtol=1e-3, atol=1e-3)
 
 
+def columns_of_condition(condition: float, size: int = 60) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, size, size, generator=generator, dtype=torch.float64)
+    left, right = torch.linalg.qr(rows).Q
+    sizes = torch.logspace(0, -math.log10(condition), size, dtype=torch.float64)
+    return (left * sizes) @ right
+
+
 @pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
 def test_directions_by_cholesky_are_those_of_a_qr_decomposition(condition: float) -> None:
     """A million is what a refresh may meet: eigenvalues of up to 2,048 means and of 0.001."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(2, 60, 60, generator=generator, dtype=torch.float64)
-    left, right = torch.linalg.qr(rows).Q
-    sizes = torch.logspace(0, -float(torch.tensor(condition).log10()), 60, dtype=torch.float64)
-    columns = ((left * sizes) @ right).float()
+    columns = columns_of_condition(condition).float()
     found, expected = by_cholesky(columns), torch.linalg.qr(columns.double()).Q.float()
     assert found is not None
-    assert (found.mT @ found - torch.eye(60)).abs().max() < 1e-5
     signs = (found * expected).sum(0).sign()
     torch.testing.assert_close(found, expected * signs, rtol=0, atol=1e-5)
 
 
-def test_columns_that_depend_on_each_other_leave_no_decomposition() -> None:
-    assert by_cholesky(torch.zeros(3, 3)) is None
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_directions_by_cholesky_are_orthonormal_or_none(dtype: torch.dtype, off: float) -> None:
+    """Whatever the condition: below 1e7 in float32 there are some, above 1e8 there are none."""
+    found = {10**k: by_cholesky(columns_of_condition(10.0**k).to(dtype)) for k in range(11)}
+    found[0] = by_cholesky(torch.zeros(3, 3, dtype=dtype))
+    for side in found.values():
+        if side is not None:
+            assert (side.mT @ side - torch.eye(len(side), dtype=dtype)).abs().max() < off
+    assert found[0] is None
+    assert found[10**10] is None
+    assert found[10] is not None
 
 
-def test_tensor_cores_are_used_inside_alone() -> None:
-    settings: Any = torch.backends.cuda.matmul
-    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
-    before = getattr(settings, name)
-    with suppress(ZeroDivisionError), tensor_cores():
-        assert getattr(settings, name) in ("tf32", True)
-        raise ZeroDivisionError
-    assert getattr(settings, name) == before
+class OnGPU(Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_where_cholesky_gives_none_a_qr_decomposition_is_taken(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = None if fails else torch.eye(4)
+    monkeypatch.setattr(directions_module, "by_cholesky", lambda columns: answer)
+    columns = torch.randn(4, 4)
+    assert orthonormal(columns) is not answer, "on a CPU nothing but QR is asked"
+    found = orthonormal(columns.as_subclass(OnGPU)).as_subclass(Tensor)
+    torch.testing.assert_close(found, torch.linalg.qr(columns).Q if fails else torch.eye(4))
 
 
 def test_importance_that_is_not_observed_stays_along_its_directions() -> None:

@@ -9,8 +9,7 @@ outputs. Rotating into that basis is the idea of R-EWC, EKFAC and SOAP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from syngap.optim.tensors import gathered, is_sharded, part_of
 
-__all__ = ["Basis", "Stack", "filter_along", "share_stacks", "stack_alike", "tensor_cores"]
+__all__ = ["Basis", "Stack", "filter_along", "share_stacks", "stack_alike"]
 
 TOGETHER = 1 << 25  # numbers of equal weights that are multiplied at once
 
@@ -152,7 +151,7 @@ class Stack:
         weight = self.weights[self.places[0]]
         if len(self.places) == 1:
             return (part_of(found.view(weight.shape), weight),)
-        return found.view(-1, *weight.shape).unbind()
+        return found.view(len(self.places), *weight.shape).unbind()
 
     def put_sum(self, starts: Sequence[Tensor], found: Tensor, targets: Sequence[Tensor]) -> None:
         """Do targets[place] ← starts[place] + its part of one tensor, for each place."""
@@ -184,20 +183,31 @@ def stack_alike(bases: Sequence[Basis | None], weights: Sequence[Tensor]) -> lis
 
     A stack has as many weights as are multiplied at once.
     """
+    return list(_stacks(bases, weights, lambda basis, weight: weight.numel()))
+
+
+def _stacks(
+    bases: Sequence[Basis | None],
+    weights: Sequence[Tensor],
+    size: Callable[[Basis, Tensor], int],
+) -> Iterator[Stack]:
     alike: dict[object, list[int]] = {}
     for place, (basis, weight) in enumerate(zip(bases, weights, strict=True)):
         if basis is not None:
             kind = _kind(basis, weight) if is_stacked(weight) else place
             alike.setdefault(kind, []).append(place)
-    stacks = []
     for kind_places in alike.values():
-        count = max(1, TOGETHER // max(1, weights[kind_places[0]].numel()))
-        for start in range(0, len(kind_places), count):
-            places = kind_places[start : start + count]
-            found = [basis for place in places if (basis := bases[place]) is not None]
-            basis = found[0] if len(found) == 1 else _stacked(found)
-            stacks.append(Stack(weights, places, basis))
-    return stacks
+        found = [(place, basis) for place in kind_places if (basis := bases[place]) is not None]
+        count = max(1, TOGETHER // max(1, size(found[0][1], weights[kind_places[0]])))
+        for start in range(0, len(found), count):
+            places, some = zip(*found[start : start + count], strict=True)
+            yield Stack(weights, [*places], some[0] if len(some) == 1 else _stacked(some))
+
+
+def _largest(basis: Basis, weight: Tensor) -> int:
+    """Return the numbers of a weight or of its directions, whichever are more."""
+    sides = [side for side in (basis.left, basis.right) if side is not None]
+    return max(tensor.numel() for tensor in (weight, *sides))
 
 
 def filter_along(
@@ -205,46 +215,30 @@ def filter_along(
 ) -> list[Tensor]:
     """Return u - L ((1 - Ω) ⊙ Lᵀ u R) Rᵀ of each update, and Ω ⊙ u where it has no directions.
 
-    On a GPU weights of equal shape are multiplied at once, and in TF32: float32 whose factors have
-    10 bits of mantissa. Its error is a tenth of the ε = 0.01 that a closed gate lets through; that
-    of bfloat16 would be more than half.
+    On a GPU weights of equal shape are multiplied at once. Products have the precision that
+    `torch.set_float32_matmul_precision` says: "high" (TF32) is off by 6e-4 of an update, so it
+    suits an ε of 0.005 or more.
     """
     found = {
         place: updates[place] * masks[place] for place, basis in enumerate(bases) if basis is None
     }
-    with tensor_cores():
-        for stack in stack_alike(bases, updates):
-            parts = _filter_stack(stack, updates, masks)
-            found.update(zip(stack.places, parts, strict=True))
+    for stack in _stacks(bases, updates, _largest):  # with copies of directions: one at a time
+        parts = _filter_stack(stack, updates, masks)
+        found.update(zip(stack.places, parts, strict=True))
     return [found[place] for place in range(len(updates))]
 
 
 def _filter_stack(
     stack: Stack, updates: Sequence[Tensor], masks: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    if len(stack.places) == 1:
-        (update,), (mask,) = stack.select(updates), stack.select(masks)
-        return (stack.basis.filter(update, mask),)
+) -> Sequence[Tensor]:
+    some = stack.select(updates)
+    if len(some) == 1:
+        return (stack.basis.filter(some[0], masks[stack.places[0]]),)
     whole = stack.gather(updates)
     held = stack.basis.into(whole)
     parts = held.unbind()
     torch._foreach_addcmul_(parts, parts, stack.select(masks), -1.0)
-    return stack.split(whole.sub_(stack.basis.back(held, whole)))
-
-
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Multiply float32 matrices in TF32 on a GPU that can, whatever autocast says."""
-    settings: Any = torch.backends.cuda.matmul
-    is_new = hasattr(settings, "fp32_precision")  # since torch 2.9
-    name, chosen = ("fp32_precision", "tf32") if is_new else ("allow_tf32", True)
-    before = getattr(settings, name)
-    setattr(settings, name, chosen)
-    try:
-        with torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        setattr(settings, name, before)
+    return torch._foreach_sub(some, stack.split(stack.basis.back(held, whole)))
 
 
 def is_stacked(weight: Tensor) -> bool:

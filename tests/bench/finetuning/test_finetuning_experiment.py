@@ -890,17 +890,28 @@ def test_without_adamw_there_is_nothing_to_compare_with() -> None:
         compare_methods([made("gate", 0, [point(2.0, 1.1)])])
 
 
-def test_the_figure_has_the_first_methods_with_all_seeds_and_the_page_names_the_others() -> None:
-    rows = ["adamw", *(f"method{number}" for number in range(10))]
+def drawn(seeds: dict[str, int]) -> list[str]:
+    """Return what a figure has of rows, of each of which so many seeds ended."""
     runs = [
-        made(row, seed, [point(2.0, 1.4)]) for row in rows for seed in (0, 1) if row != "method1"
+        made(row, seed, [point(2.0, 1.4)]) for row, count in seeds.items() for seed in range(count)
     ]
-    runs.append(made("method1", 0, [point(2.0, 1.4)]))
-    drawn = [outcome.family for outcome in drawn_outcomes(compare_methods(runs))]
-    assert drawn == ["adamw", "method0", *(f"method{number}" for number in range(2, 8))]
-    assert len(drawn) == MOST
-    assert "In the table alone: method8, method9, method1." in comparison_page(runs, "many")
-    assert "In the table alone" not in comparison_page(list(hand_made()), "two")
+    return [outcome.family for outcome in drawn_outcomes(compare_methods(runs))]
+
+
+def test_the_figure_has_adamw_protect_and_the_first_methods_with_all_seeds() -> None:
+    many = {f"method{number}": 2 for number in range(9)}
+    rows = {**many, "method1": 1, "adamw": 2, "protect": 2}
+    first = [f"method{number}" for number in (0, 2, 3, 4, 5, 6)]
+    assert drawn(rows) == [*first, "adamw", "protect"]
+    assert len(drawn(rows)) == MOST
+    assert drawn({"adamw": 3, "kl": 2, "ewc": 1}) == ["adamw", "kl"], "no row has AdamW's seeds yet"
+    assert drawn({"adamw": 2}) == ["adamw"]
+
+
+def test_the_page_names_the_rows_that_are_in_the_table_alone() -> None:
+    extra = [made("kl", 0, [point(2.0, 1.2)])]
+    assert "In the table alone: KL." in comparison_page([*hand_made(), *extra], "one")
+    assert "In the table alone" not in comparison_page(list(hand_made()), "none")
 
 
 def test_the_page_shows_the_table_the_figure_and_every_trial() -> None:

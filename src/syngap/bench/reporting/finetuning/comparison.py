@@ -22,7 +22,7 @@ from syngap.bench.finetuning.point import Point
 from syngap.bench.store.outcome import Run
 from syngap.messages import count_of
 
-__all__ = ["Comparison", "Outcome", "Ratios", "Tried", "compare_methods"]
+__all__ = ["BASELINE", "Comparison", "Outcome", "Ratios", "Tried", "compare_methods"]
 
 BASELINE = "adamw"
 NAMES = {

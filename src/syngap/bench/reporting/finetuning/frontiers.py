@@ -17,7 +17,7 @@ from syngap.bench.reporting.figures.style import (
     figure_file,
     remove_frame,
 )
-from syngap.bench.reporting.finetuning.comparison import Comparison, Outcome
+from syngap.bench.reporting.finetuning.comparison import BASELINE, Comparison, Outcome
 from syngap.bench.reporting.finetuning.comparison_table import headline
 from syngap.bench.storage import make_folder
 
@@ -68,10 +68,13 @@ def frontier_figure(found: Comparison, path: Path, kind: str | None = None) -> N
 
 
 def drawn_outcomes(found: Comparison) -> list[Outcome]:
-    """Return the rows with as many seeds as AdamW, of the experiment's first methods."""
-    complete = len(found.tried[found.baseline])
-    whole = [outcome for outcome in found.outcomes if len(outcome.seeds) >= complete]
-    first = list(dict.fromkeys(outcome.method for outcome in whole))[:MOST]
+    """Return the rows with all seeds, of AdamW, `protect` and the experiment's first methods."""
+    base = found.baseline
+    seeds = {outcome.family: len(outcome.seeds) for outcome in found.outcomes}
+    complete = min(seeds[base], max((seeds[row] for row in seeds if row != base), default=0))
+    whole = [one for one in found.outcomes if one.family == base or seeds[one.family] >= complete]
+    methods = list(dict.fromkeys(outcome.method for outcome in whole))
+    first = sorted(methods, key=lambda method: method not in (BASELINE, "protect"))[:MOST]
     return [outcome for outcome in whole if outcome.method in first]
 
 
