@@ -235,10 +235,10 @@ def _filter_stack(
     if len(some) == 1:
         return (stack.basis.filter(some[0], masks[stack.places[0]]),)
     whole = stack.gather(updates)
-    held = stack.basis.into(whole)
-    parts = held.unbind()
+    along = stack.basis.into(whole)
+    parts = along.unbind()
     torch._foreach_addcmul_(parts, parts, stack.select(masks), -1.0)
-    return torch._foreach_sub(some, stack.split(stack.basis.back(held, whole)))
+    return torch._foreach_sub(some, stack.split(stack.basis.back(along, whole)))
 
 
 def is_stacked(weight: Tensor) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST", "drawn_outcomes", "frontier_figure", "frontier_figures"]
 
-MOST = 8  # methods in a figure: more lines cannot be told from each other
+MOST = 8  # methods in a figure: more lines are too many to follow
 _WIDTH = 3.4  # inches of a panel
 _LEAST = 4.4  # inches of a figure
 _LETTERS = 7.8  # of the title, an inch
