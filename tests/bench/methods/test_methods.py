@@ -726,6 +726,7 @@ def test_every_option_of_the_gate_changes_what_syngap_learns() -> None:
         *(GATES[case] for case in GATES if case not in ("defaults", "gate", "momentum-and-decay")),
         {"replay": 2},
         taught,
+        {**taught, "teacher_loss": "huber"},
         {**taught, "teacher_loss": "kl"},
         {**taught, "teacher_on": "all"},
     ]

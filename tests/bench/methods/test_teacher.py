@@ -81,6 +81,12 @@ def mean_squared_error(now: Tensor, then: Tensor) -> Tensor:
     return torch.stack(squares).sum() / len(squares)
 
 
+def mean_bounded_error(now: Tensor, then: Tensor) -> Tensor:
+    """Mean of d² where logits differ by d ≤ 1, and of 2 d - 1 where they differ by more."""
+    sizes = [(a - b).abs() for a, b in zip(now.flatten(), then.flatten(), strict=True)]
+    return torch.stack([d**2 if d <= 1 else 2 * d - 1 for d in sizes]).sum() / len(sizes)
+
+
 def mean_divergence(now: Tensor, then: Tensor) -> Tensor:
     """Mean over samples of Σ p (log p - log q), p being the average's."""
     total = torch.zeros((), dtype=now.dtype)
@@ -91,7 +97,7 @@ def mean_divergence(now: Tensor, then: Tensor) -> Tensor:
     return total / len(now)
 
 
-DIVERGENCES = {"mse": mean_squared_error, "kl": mean_divergence}
+DIVERGENCES = {"mse": mean_squared_error, "huber": mean_bounded_error, "kl": mean_divergence}
 
 
 class ByHand:
@@ -158,6 +164,28 @@ def taught(name: str, pupil: Learner, **options: Any) -> Method:
     method = methods.registry.get(name)(pupil, **{"teacher": STRENGTH} | options)
     assert isinstance(method, Method)
     return method
+
+
+@pytest.mark.parametrize("loss", DIVERGENCES)
+def test_of_the_teachers_losses_all_but_the_squared_error_pull_no_harder_than_a_bound(
+    loss: str,
+) -> None:
+    """The gradient of the squared error grows with the difference: a high rate then diverges."""
+    strongest = []
+    for size in (10.0, 1000.0):
+        pupil = Precise(double_network(), lambda x, _: x)
+        method = taught("er", pupil, teacher_loss=loss, teacher_on="all")
+        assert method.teacher is not None
+        for _ in range(3):
+            pupil.follow()
+        with torch.no_grad():
+            for param in pupil.model.parameters():
+                param.mul_(size)  # the average stays behind
+        logits = method.teacher.predict(torch.randn(4, 5, dtype=torch.float64))
+        (pull,) = torch.autograd.grad(method.teacher.pull(arriving=0), logits)
+        strongest.append(float(pull.abs().max()))
+    bounded = strongest[1] <= 2 * STRENGTH
+    assert bounded == (loss != "mse")
 
 
 @pytest.mark.parametrize("on", ["replay", "all"])

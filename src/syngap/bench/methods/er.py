@@ -30,7 +30,8 @@ class ER(Descent):
         replay: samples drawn from it at each step.
         memory: "reservoir" keeps every sample with equal chance, "balanced" every class alike.
         teacher: how strongly logits are pulled towards those of `average`; 0 is not at all.
-        teacher_loss: by the squared error of logits, "mse", or by "kl", KL(average || now).
+        teacher_loss: by the squared error of logits, "mse", the same with a bounded gradient,
+            "huber", or by "kl", KL(average || now).
         teacher_on: the samples that are pulled: those of "replay", or "all".
         **descent: options of `Descent`: lr, momentum, weight_decay, optimizer, average.
     """

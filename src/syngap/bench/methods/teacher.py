@@ -6,7 +6,8 @@ the teacher, a method minimizes
     loss + strength · D(average's logits, logits)
 
 over the replayed samples, or over all of a step. D is the mean squared error over samples and
-classes ("mse"), or KL(average || now), the mean over samples ("kl"). The average sees the same
+classes ("mse"); the same with 2 |d| - 1 in place of d² where logits differ by more than 1, so that
+its gradient is bounded ("huber"); or KL(average || now), the mean over samples ("kl"). The average sees the same
 augmented samples, in evaluation mode, and no gradient flows into it. The pull
 begins when the average has seen half of its span, 1 - αⁿ ≥ 0.5 after n steps (69 of them for 0.99):
 the running statistics of a younger one are still those of a new network, and its logits may be
@@ -22,14 +23,14 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, mse_loss
+from torch.nn.functional import huber_loss, kl_div, mse_loss
 
 from syngap.bench.errors import UserError
 from syngap.bench.methods.learner import Learner
 
 __all__ = ["TaughtSamples", "Teacher", "TeacherLoss", "refuse_teacher"]
 
-TeacherLoss: TypeAlias = Literal["mse", "kl"]
+TeacherLoss: TypeAlias = Literal["mse", "huber", "kl"]
 TaughtSamples: TypeAlias = Literal["replay", "all"]
 
 _TEACHES_FROM = 0.5  # the part of its span that the average has seen
@@ -41,7 +42,7 @@ class Teacher:
     Args:
         learner: the network and its average.
         strength: weight of the pull beside the method's loss.
-        loss: D, "mse" or "kl".
+        loss: D, "mse", "huber" or "kl".
         on: the samples that are pulled: those of "replay", or "all".
 
     Examples:
@@ -95,6 +96,8 @@ class Teacher:
         targets = torch.where(teaches, self._learner.forward_average(inputs), logits.detach())
         if self._loss == "mse":
             divergence = mse_loss(logits, targets)
+        elif self._loss == "huber":
+            divergence = 2 * huber_loss(logits, targets)
         else:
             now, average = logits.log_softmax(1), targets.log_softmax(1)
             divergence = kl_div(now, average, log_target=True, reduction="batchmean")
