@@ -30,8 +30,8 @@ class ER(Descent):
         replay: samples drawn from it at each step.
         memory: "reservoir" keeps every sample with equal chance, "balanced" every class alike.
         teacher: how strongly logits are pulled towards those of `average`; 0 is not at all.
-        teacher_loss: by the squared error of logits, "mse", the same with a bounded gradient,
-            "huber", or by "kl", KL(average || now).
+        teacher_loss: by the squared error of logits with a bounded gradient, "huber", without one,
+            "mse", or by "kl", KL(average || now).
         teacher_on: the samples that are pulled: those of "replay", or "all".
         **descent: options of `Descent`: lr, momentum, weight_decay, optimizer, average.
     """
@@ -46,7 +46,7 @@ class ER(Descent):
         replay: Count = 64,
         memory: MemoryName = "reservoir",
         teacher: NonNegative = 0.0,
-        teacher_loss: TeacherLoss = "mse",
+        teacher_loss: TeacherLoss = "huber",
         teacher_on: TaughtSamples = "replay",
         **descent: Any,
     ) -> None:

@@ -5,13 +5,13 @@ the teacher, a method minimizes
 
     loss + strength · D(average's logits, logits)
 
-over the replayed samples, or over all of a step. D is the mean squared error over samples and
-classes ("mse"); the same with 2 |d| - 1 in place of d² where logits differ by more than 1, so that
-its gradient is bounded ("huber"); or KL(average || now), the mean over samples ("kl"). The average sees the same
-augmented samples, in evaluation mode, and no gradient flows into it. The pull
-begins when the average has seen half of its span, 1 - αⁿ ≥ 0.5 after n steps (69 of them for 0.99):
-the running statistics of a younger one are still those of a new network, and its logits may be
-huge.
+over the replayed samples, or over all of a step. D is the mean over samples and classes of d², d
+the difference of two logits ("mse"); of 2 |d| - 1 where |d| > 1, so that its gradient is bounded,
+and d² elsewhere ("huber"); or KL(average || now), the mean over samples ("kl"). With "mse" runs at
+high rates diverge in the step in which the pull begins. The average sees the same augmented
+samples, in evaluation mode, and no gradient flows into it. The pull begins when the average has
+seen half of its span, 1 - αⁿ ≥ 0.5 after n steps (69 of them for 0.99): the running statistics of a
+younger one are still those of a new network, and its logits may be huge.
 
 CLS-ER, a relative with two averages, is the method `cls_er`.
 """
