@@ -190,7 +190,8 @@ def test_peers_learn_the_digits_of_the_demo() -> None:
     assert peers.seeds[: len(demo.seeds)] == demo.seeds
     assert peers.training.evaluate_every, "accuracy at any time, not only at the ends of tasks"
     assert peers.search is not None
-    assert {*peers.methods} - {*peers.search.spaces} == {"derpp_auto"}, "advised, and not tuned"
+    untuned = {row for row in peers.methods if row not in peers.search.spaces}
+    assert {row for row in untuned if not row.endswith("_huber")} == {"derpp_auto"}, "advised"
 
 
 SEARCHED = [name for name in shipped() if experiment(name).search]
