@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import syngap
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
-from syngap.protection import plan_memory
+from syngap.protection import Protection, plan_memory
 from syngap.protection.participation import Participation
 from syngap.protection.pending import Pending
 
@@ -1332,3 +1332,48 @@ def test_answers_with_nan_agree_with_nothing() -> None:
 def test_labels_in_place_of_inputs_are_named(size: int) -> None:
     with pytest.raises(RuntimeError, match="look like labels: pass the inputs"):
         syngap.protect(nn.Linear(4, 3), torch.randint(0, 3, (size,)))
+
+
+PARTS = [{}, {"gate": False}, {"teacher": False}, {"rotate": False}]
+
+
+def train_one_step(model: nn.Module, protection: Protection, base: torch.optim.Optimizer) -> None:
+    optimizer = protection.optimizer(base)
+    (protection.loss() + model(inputs()).square().mean()).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_weights_that_are_loaded_after_protect_are_warned_of(
+    parts: dict[str, bool], kind: type[torch.optim.Optimizer], model: nn.Module
+) -> None:
+    """What is kept would be what the model knew before it had them."""
+    model = copy.deepcopy(model)
+    others = {name: value + 0.1 for name, value in model.state_dict().items()}
+    protection = syngap.protect(model, inputs(), **parts)
+    base = kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
+    model.load_state_dict(others)
+    with pytest.warns(UserWarning, match=r"load weights first, then call protect\(\)"):
+        train_one_step(model, protection, base)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_the_same_weights_again_and_those_of_a_resumed_run_are_not_warned_of(
+    parts: dict[str, bool], kind: type[torch.optim.Optimizer], model: nn.Module
+) -> None:
+    start, trained = copy.deepcopy(model), copy.deepcopy(model)
+    first = syngap.protect(trained, inputs(), **parts)
+    base = kind(trained.parameters(), lr=0.01)  # type: ignore[call-arg]
+    trained.load_state_dict(start.state_dict())  # as DDP does
+    optimizer = first.optimizer(base)
+    for _ in range(2):
+        (first.loss() + trained(inputs()).square().mean()).backward()
+        optimizer.step()
+    again = syngap.protect(start, inputs(), **parts)
+    resumed = again.optimizer(kind(start.parameters(), lr=0.01))  # type: ignore[call-arg]
+    start.load_state_dict(trained.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    (again.loss() + start(inputs()).square().mean()).backward()
+    resumed.step()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import weakref
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from syngap.optim.errors import Notices
 from syngap.optim.wrapped import WrappedSynGAP, inner_optimizer
 from syngap.protection.pending import Pending
 from syngap.protection.resuming import Optimizers
+from syngap.protection.start import Start
 
 __all__ = ["Participation"]
 
 _STEPS = 16  # without a part, before a warning
+_OTHER_START = (
+    "the weights changed between protect() and the first step, and what is kept is what the model "
+    "knew at protect(): load weights first, then call protect()"
+)
 
 
 class Participation:
@@ -50,6 +55,24 @@ class Participation:
                 "took no part there: add the result, not its item(), to the loss before backward()",
             )
         return loss
+
+    def remind_of_start(
+        self, base: Optimizer, optimizers: Optimizers, start: Start, model: nn.Module
+    ) -> None:
+        """Warn where weights changed between protect() and the first step of all."""
+        is_first = True
+        made, before, now = weakref.ref(optimizers), weakref.ref(start), weakref.ref(model)
+
+        def look(*_: object) -> None:
+            nonlocal is_first
+            protection, weights, trained = made(), before(), now()
+            if is_first and protection and weights and trained is not None and not base.state:
+                is_resumed = protection.steps > 1 if protection.gated() else protection.calls > 1
+                if not is_resumed and weights.differs(trained):
+                    self._notices.warn("start", _OTHER_START)
+            is_first = False
+
+        inner_optimizer(base).register_step_pre_hook(look)
 
     def remind_of_gate(self, calls: int, optimizers: Optimizers) -> None:
         """Warn once where the teacher is used, and no optimizer was made of the gate."""

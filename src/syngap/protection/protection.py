@@ -250,6 +250,7 @@ class Protection:
         record = {"teacher_every": every, "teacher_seed": own_seed, "drawn": self.calls}
         if self._uses_teacher:
             self._participation.remind(base, self._optimizers)
+        self._participation.remind_of_start(base, self._optimizers, self._start, self.model)
         if not self.known:
             return self._optimizers.add_plain(base, record) if self._uses_teacher else base
         params = [param for group in base.param_groups for param in group["params"]]

@@ -31,6 +31,18 @@ class Start:
             name: tensor.detach().to("cpu", copy=True) for name, tensor in _floats(model).items()
         }
         self._params, self._frozen = {name for name, _ in model.named_parameters()}, _frozen(model)
+        self._versions = _versions(model)
+
+    @torch.no_grad()
+    def differs(self, model: nn.Module) -> bool:
+        """Return whether parameters that were written to since have other values than here."""
+        versions, now = _versions(model), _floats(model)
+        return any(
+            not torch.equal(now[name].cpu(), self.values[name].cpu())
+            for name in versions
+            if versions[name] != self._versions.get(name)
+            and _has_shape(self.values.get(name), now[name])
+        )
 
     @torch.no_grad()
     def interpolate(self, model: nn.Module, share: float) -> None:
@@ -113,6 +125,12 @@ class Start:
                 f"the model has other parameters than at protect(), such as {other[0]} {other[1]}: "
                 "for one that grew, call protection.grow(old, new)"
             )
+
+
+def _versions(model: nn.Module) -> dict[str, int | None]:
+    """Return how often parameters were written to, by name; torch does not count all of them."""
+    params = model.named_parameters()
+    return {name: None if each.is_inference() else each._version for name, each in params}
 
 
 def _frozen(model: nn.Module) -> set[str]:
