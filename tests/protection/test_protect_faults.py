@@ -131,7 +131,8 @@ def test_a_misspelt_argument_is_answered_with_the_right_one(model: nn.Module, na
 
 
 def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -> None:
-    for symbol, name in {"tau": "consolidation", "epsilon": "ambient"}.items():
+    names = {"tau": "consolidation", "epsilon": "ambient", "alpha": "strength", "lam": "strength"}
+    for symbol, name in names.items():
         with pytest.raises(TypeError, match=f'"{symbol}"; did you mean "{name}"'):
             syngap.protect(model, inputs(), **{symbol: 0.5})
     with pytest.raises(TypeError, match=r'"lr"; there are model, known, gate, .*, progress$'):
@@ -139,8 +140,10 @@ def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -
 
 
 def trained(steps: int, calls: int, **options: Any) -> Any:
-    """The protection of a model after some steps and some calls of loss()."""
+    """The protection of a model that knows something after some steps and calls of loss()."""
     model = classifier().eval()
+    with torch.no_grad():
+        model.head.weight.mul_(20)
     protection = syngap.protect(model, inputs(), **options)
     optimizer = protection.optimizer(SGD(model.parameters(), lr=0.1))
     for step in range(steps):
@@ -156,6 +159,17 @@ def test_a_report_before_training_says_so(options: dict[str, bool]) -> None:
     assert trained(0, 0, **options).report().advice == ("Nothing has been trained yet.",)
     assert "Protected by" not in str(trained(0, 0, **options).report())
     assert "yet" not in str(trained(1, 1, **options).report())
+
+
+@pytest.mark.parametrize("sharper", [1, 20])
+def test_a_report_says_where_the_former_answers_are_those_of_an_untrained_model(
+    sharper: int,
+) -> None:
+    model = classifier().eval()
+    with torch.no_grad():
+        model.head.weight.mul_(sharper)
+    said = str(syngap.protect(model, inputs()).report())
+    assert ("The former answers are nearly uniform" in said) == (sharper == 1)
 
 
 @pytest.mark.parametrize("gate", [True, False])
@@ -1129,7 +1143,7 @@ def test_a_head_replaced_without_grow_is_free_and_reported() -> None:
     how = {one.name: one.how for one in protection.report().coverage}
     assert how["head.weight"] == how["head.bias"] == "new"
     assert how["first.weight"] == "directions"
-    assert "not known, so not protected (2 tensors)" in str(protection.report())
+    assert "new or without importance, so not protected (2 tensors)" in str(protection.report())
     model.head = nn.Linear(6, 5)
     with pytest.raises(ValueError, match=r"\(\d+, 5\).*before .*\(\d+, 3\)"):
         protection.report()
@@ -1332,6 +1346,44 @@ def test_answers_with_nan_agree_with_nothing() -> None:
 def test_labels_in_place_of_inputs_are_named(size: int) -> None:
     with pytest.raises(RuntimeError, match="look like labels: pass the inputs"):
         syngap.protect(nn.Linear(4, 3), torch.randint(0, 3, (size,)))
+
+
+class TakesDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        out: Tensor = self.linear(batch["x"])
+        return out
+
+
+class Asserts(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dim() == 2, "expected two dimensions"
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "said"),
+    [
+        (nn.Linear(4, 3), torch.randn(20, 5), r"known inputs of shape \(16, 5\)"),
+        (
+            Asserts(4, 3),
+            torch.randn(20, 1, 4),
+            r"inputs of shape \(16, 1, 4\)",
+        ),
+        (nn.Conv2d(3, 4, 3), torch.randn(8, 6, 6, 3), r"known\.permute\(0, 3, 1, 2\)"),
+        (TakesDict(), {"x": torch.randn(8, 4)}, r"predict=lambda batch: model\(batch\)"),
+        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), torch.randn(8, 4), "Bernoulli"),
+    ],
+    ids=["width", "assertion", "channels", "dict", "one logit"],
+)
+def test_known_inputs_that_a_model_does_not_take_are_described(
+    model: nn.Module, known: Any, said: str
+) -> None:
+    with pytest.raises((RuntimeError, AssertionError, TypeError, ValueError), match=said):
+        syngap.protect(model, known)
 
 
 PARTS = [{}, {"gate": False}, {"teacher": False}, {"rotate": False}]

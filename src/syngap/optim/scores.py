@@ -42,6 +42,10 @@ _IGNORED = -100  # the label that torch's cross_entropy leaves out
 # Names of autograd's nodes: those that leave the order of dimensions alone, those that work on
 # images, and those after which it is what a layer or the user made it.
 _FEW = 16
+_SINGLE = (
+    "; for a single logit pass torch.distributions.Bernoulli(logits=...), for regression "
+    "Normal(output, scale)"
+)
 _KEEP_ORDER = (
     "Add",
     "BackwardHookFunction",
@@ -166,13 +170,12 @@ def _read_logits(
     if not logits.is_floating_point() or logits.dim() < 2 or logits.numel() == 0:
         raise ValueError(
             "logits must be floating point of shape (N, C) or (N, ..., C) with N ≥ 1, "
-            f"got {logits.dtype} {tuple(logits.shape)}"
+            f"got {logits.dtype} {tuple(logits.shape)}{_SINGLE if logits.dim() == 1 else ''}"
         )
     if logits.shape[-1] < 2:
         raise ValueError(
-            f"logits need at least two classes in the last dimension, got {tuple(logits.shape)}; "
-            "for a single logit pass torch.distributions.Bernoulli(logits=...), for regression "
-            "Normal(output, scale)"
+            "logits need at least two classes in the last dimension, "
+            f"got {tuple(logits.shape)}{_SINGLE}"
         )
     require_graph(logits)
     _require_mask(mask, logits.shape[:-1])

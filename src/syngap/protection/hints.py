@@ -92,6 +92,16 @@ def hints_for(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
         yield from _vocabulary_hint(model, tensors)
     if has_no_batch(batch):
         yield NO_BATCH
+    if isinstance(batch, Mapping) and "argument" in message:
+        yield (
+            "A dict is passed as keyword arguments: if forward takes the dict itself, pass "
+            "predict=lambda batch: model(batch)"
+        )
+    if "channels" in message and any(_has_channels_last(tensor) for tensor in tensors):
+        yield "The channels are last, and the model has them first: pass known.permute(0, 3, 1, 2)"
+    if tensors:
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        yield f"The model did not take known inputs of shape {shapes}: pass what it was trained on"
 
 
 def _vocabulary_hint(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -103,6 +113,10 @@ def _vocabulary_hint(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[st
             f"The largest token is {max(tokens)}, and the model has {max(sizes)}: take the "
             "tokenizer of this model"
         )
+
+
+def _has_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.shape[-1] in (1, 3, 4) and tensor.shape[1] > 4
 
 
 def is_array(value: Any) -> bool:

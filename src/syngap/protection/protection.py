@@ -53,6 +53,7 @@ AMBIENT = 0.01
 DAMPING = 1e-16
 ANCHORS = 16
 SYMBOLS = {"tau": "consolidation", "epsilon": "ambient", "eps": "ambient"}
+SYMBOLS |= dict.fromkeys(("alpha", "beta", "lam", "lamda", "lambda_", "weight"), "strength")
 _PLAIN = (
     "protection.loss() takes a whole pass at each step, as it could not be recorded as a CUDA "
     "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
@@ -377,12 +378,12 @@ class Protection:
         if self._interpolated != 1.0:
             parts.append(f"interpolation ({self._interpolated:.0%} of the way kept)")
         moved = self._start.distance(self.model)
-        said = advice(moved, steps if self.known else None, taught if self._uses_teacher else None)
+        made = (steps if self.known else None, taught if self._uses_teacher else None)
         return Report.of(
             kept,
             moved=moved,
             parts=tuple(parts),
-            advice=tuple(said),
+            advice=tuple(advice(kept, moved, *made)),
             coverage=tuple(coverage(self.model, self.known) if self.known else ()),
         )
 

@@ -196,6 +196,10 @@ def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:
     return True
 
 
+# Of an error that a model raises: what Python and torch raise, with a message alone.
+_OWN = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+
+
 def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False) -> Predict:
     """Return what predicts from a batch, and says what to do where the model did not take it."""
 
@@ -204,7 +208,7 @@ def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False
         try:
             found: Tensor | Distribution = predict(batch) if predict else call(model, batch)
         except Exception as error:
-            if type(error) not in (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            if type(error) not in _OWN:
                 raise
             hint = next(hints_for(model, batch, str(error)), "")
             raise type(error)(f"known inputs: {error}{hint and f'. {hint}'}") from error

@@ -20,6 +20,9 @@ from syngap.protection.answers import Answers, computed, divergence, first_class
 __all__ = ["Coverage", "Kept", "Report", "advice", "compare", "coverage"]
 
 
+_UNIFORM = 0.95  # of the entropy of a uniform answer
+
+
 @dataclass(frozen=True)
 class Coverage:
     """How one parameter is protected.
@@ -110,7 +113,7 @@ class Report:
         words = {
             "directions": "along directions",
             "entries": "entry by entry",
-            "new": "not known, so not protected",
+            "new": "new or without importance, so not protected",
             "frozen": "frozen",
         }
         for how, text in words.items():
@@ -141,20 +144,27 @@ def _number(value: float, unit: str = "") -> str:
     return "infinite" if math.isinf(value) else f"{value:.4f}{unit}"
 
 
-def advice(moved: float, steps: int | None, calls: int | None) -> Iterator[str]:
+def advice(kept: Kept, moved: float, steps: int | None, calls: int | None) -> Iterator[str]:
     """Yield what a training loop seems to have forgotten.
 
     Args:
+        kept: of the answers.
         moved: how far the weights are from the start.
         steps: of the protected optimizer, None without a gate.
         calls: of `Protection.loss`, None without a teacher.
 
     Examples:
-        >>> list(advice(0.0, steps=0, calls=0))
+        >>> kept = Kept(0.0, entropy=0.1, agreement=1.0, agreement_with_new=None, classes=2)
+        >>> list(advice(kept, 0.0, steps=0, calls=0))
         ['Nothing has been trained yet.']
-        >>> list(advice(0.1, steps=8, calls=8))
+        >>> list(advice(kept, 0.1, steps=8, calls=8))
         []
     """
+    if kept.is_nearly_uniform:
+        yield (
+            "The former answers are nearly uniform, as of a model that was not trained: load its "
+            "weights before protect()."
+        )
     if not (moved or steps or calls):
         yield "Nothing has been trained yet."
     elif moved and steps == 0:
@@ -172,6 +182,16 @@ class Kept:
     entropy: float | None
     agreement: float | None
     agreement_with_new: float | None
+    classes: int | None
+
+    @property
+    def is_nearly_uniform(self) -> bool:
+        """Whether the former answers say no more than the number of classes does."""
+        return (
+            self.entropy is not None
+            and self.classes is not None
+            and self.entropy > _UNIFORM * math.log(self.classes)
+        )
 
     @property
     def loss_now(self) -> float | None:
@@ -192,7 +212,7 @@ def compare(
     total = same = same_with_new = 0.0
     has_new = False
     kls, entropies = list[float | None](), list[float | None]()
-    has_classes = True
+    has_classes, classes = True, 0
     for before, whole in answers:
         count, now = before.count, first_classes(whole, width)
         total += count
@@ -202,6 +222,7 @@ def compare(
             has_classes = False
             continue
         assert isinstance(whole, Tensor)
+        classes = before.prediction.shape[-1]
         former = before.prediction.argmax(-1).to(now.device)
         mask = True if before.mask is None else before.mask.to(now.device)
         same += float(((_likeliest(now) == former) & mask).sum())
@@ -213,7 +234,8 @@ def compare(
     )
     shares = [each / total if has_classes else None for each in (same, same_with_new)]
     kl = 0.0 if kl is not None and kl < 0 else kl  # rounding may leave it a little below
-    return Kept(kl, entropy, shares[0], shares[1] if has_new else None)
+    known = classes if has_classes else None
+    return Kept(kl, entropy, shares[0], shares[1] if has_new else None, known)
 
 
 def _likeliest(logits: Tensor) -> Tensor:
