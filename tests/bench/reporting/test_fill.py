@@ -28,10 +28,10 @@ from syngap.bench.reporting.documents import fill, stale_blocks
 from syngap.bench.reporting.figures import accuracy_figure, every_figure, landscape_figure
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.frontiers import frontier_figure
+from syngap.bench.reporting.labels import labels
 from syngap.bench.reporting.queries import QUERIES, run_query
 from syngap.bench.reporting.reproduction import describe, reproductions
 from syngap.bench.reporting.results import Results
-from syngap.bench.reporting.rows import labels
 from syngap.bench.reporting.tables import wall_clock
 from syngap.bench.store.folder_reader import read_runs, read_yaml
 from syngap.bench.store.outcome import Environment, Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syngap.bench.reporting.rows import labels
+from syngap.bench.reporting.labels import labels
 
 ER = {"name": "er", "lr": 0.3, "buffer": 200, "replay": 10, "memory": "reservoir"}
 SYNGAP = {**ER, "name": "syngap", "retention": 0.999, "bounded": True, "estimator": "sampled"}

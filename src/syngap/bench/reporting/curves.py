@@ -11,7 +11,8 @@ from typing import Any
 
 from syngap.bench.config.experiment import complete_method
 from syngap.bench.errors import UserError
-from syngap.bench.reporting.rows import MEASURES, Row, labels
+from syngap.bench.reporting.labels import labels
+from syngap.bench.reporting.rows import MEASURES, Row
 from syngap.bench.reporting.statistics import Spread, format_spread, paired_difference, spread_over
 from syngap.bench.reporting.tables import best_keys
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from syngap.bench.reporting.rows import labels
+from syngap.bench.reporting.labels import labels
 from syngap.bench.reporting.statistics import finite, round_digits
 from syngap.bench.store.surface import Grid, Landscape
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syngap.bench.metrics import accuracy, mean_and_spread
-from syngap.bench.reporting.rows import labels
+from syngap.bench.reporting.labels import labels
 from syngap.bench.reporting.statistics import (
     FEWEST_SEEDS,
     TOO_FEW_SEEDS,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from syngap.bench.config.experiment import complete_method
 from syngap.bench.errors import UserError, printable
 from syngap.bench.metrics import reference_of, summarise
+from syngap.bench.reporting.labels import labels
 from syngap.bench.reporting.statistics import Spread, spread_over
 from syngap.bench.store.folder_reader import Planned, Run
 from syngap.bench.store.records import nobody_in
@@ -26,7 +24,6 @@ __all__ = [
     "concurrency_note",
     "concurrent_runs",
     "finished_runs",
-    "labels",
     "omissions",
     "rows",
 ]
@@ -257,87 +254,6 @@ def concurrent_runs(run: Run) -> int | None:
         return run.environment.at_a_time
     found = re.search(r"--workers[ =](\d{1,9})\b", run.environment.command or "")
     return int(found[1]) if found else None
-
-
-def labels(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return row → label: the method, and the options that differ from the method's own row.
-
-    The method's own row is the one with the method's name. Without it, a label has the options in
-    which the method's rows differ. A run that is older than an option has the option's default. An
-    average is always in the label, because it changes which weights are evaluated. A label that
-    would be too long is the row's name.
-
-    Args:
-        methods: row → the method's options, its name among them.
-
-    Examples:
-        >>> own, other = {"name": "er", "lr": 0.3}, {"name": "er", "lr": 0.01}
-        >>> labels({"er": own, "er_slow": other})
-        {'er': 'ER', 'er_slow': 'ER, lr 0.01'}
-    """
-    found = {row: _label(row, options, methods) for row, options in methods.items()}
-    often = Counter(found.values())
-    return {
-        row: f"{label} ({row})" if often[label] > 1 and row != methods[row]["name"] else label
-        for row, label in found.items()
-    }
-
-
-_METHODS = {
-    "adam": "Adam",
-    "agem": "A-GEM",
-    "ballistic": "Ballistic",
-    "cls_er": "CLS-ER",
-    "derpp": "DER++",
-    "er": "ER",
-    "er_ace": "ER-ACE",
-    "ewcpp": "EWC++",
-    "gated_derpp": "SynGAP on DER++",
-    "gated_er_ace": "SynGAP on ER-ACE",
-    "joint": "Joint",
-    "lwf": "LwF",
-    "mas": "MAS",
-    "scr": "SCR",
-    "sgd": "SGD",
-    "sgdm": "SGDM",
-    "si": "SI",
-    "syngap": "SynGAP",
-}
-_LONGEST_LABEL = 45  # characters
-_MEMORY_OPTIONS = ("buffer", "replay", "memory")
-
-
-def _label(row: str, options: Mapping[str, Any], methods: Mapping[str, Mapping[str, Any]]) -> str:
-    name = options["name"]
-    method = _METHODS.get(name, str(name))
-    average = {"average": options["average"]} if options.get("average") else {}
-    if row == name:
-        return ", ".join([method, *_option_texts(average)])
-    same = {other: its for other, its in methods.items() if its["name"] == name}
-    others = [complete_method(its) for its in ([same[name]] if name in same else same.values())]
-    differing = {
-        option: value
-        for option, value in complete_method(options).items()
-        if any(option in other and other[option] != value for other in others)
-    }
-    label = ", ".join([method, *_option_texts(differing | average)])
-    return label if len(label) <= _LONGEST_LABEL else f"{method} ({row})"
-
-
-def _option_texts(options: Mapping[str, Any]) -> list[str]:
-    if options.get("buffer") == 0:  # then no option of the memory matters
-        rest = {name: value for name, value in options.items() if name not in _MEMORY_OPTIONS}
-        return ["alone", *_option_texts(rest)]
-    return [_option_text(name, value) for name, value in options.items()]
-
-
-def _option_text(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return name if value else f"not {name}"
-    if value is None:
-        return f"no {name}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return printable(f"{name} {text}")
 
 
 def _values(
