@@ -22,6 +22,7 @@ from syngap.bench.reporting.finetuning.comparison_table import (
     before_and_after,
     headline,
     notes,
+    story,
     whole_table,
 )
 from syngap.bench.reporting.finetuning.frontiers import drawn_outcomes, frontier_figure
@@ -59,6 +60,7 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
     parts = {
         "title": html.escape(title),
         "headline": html.escape(headline(found)),
+        "story": html.escape(story(found)),
         "before_and_after": _rows(*before_and_after(found)),
         "short": html.escape(SHORT),
         "table": _rows(*whole_table(found)),
@@ -88,6 +90,7 @@ def comparison_opening(runs: Sequence[Run], title: str, link: str) -> str:
     found = compare_methods(runs)
     return f"""<section class="opening">
   <h1>{html.escape(title)}</h1>
+  <p>{html.escape(story(found))}</p>
   <p class="headline">{html.escape(headline(found))}</p>
   <div class="scroll" role="region" aria-label="Test losses before and after" tabindex="0">{
         _rows(*before_and_after(found))

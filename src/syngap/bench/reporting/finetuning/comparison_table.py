@@ -39,6 +39,7 @@ __all__ = [
     "markdown",
     "notes",
     "relative_to_adamw",
+    "story",
     "table",
     "whole_table",
 ]
@@ -247,6 +248,16 @@ def headline(found: Comparison) -> str:
     said += f" at {levels} of AdamW's best gain on {found.new}"
     said += f"; of these, {best.label} learns most" if len(none) > 1 else ""
     return f"{said} ({count_of(len(best.seeds), 'seed')})."
+
+
+def story(found: Comparison) -> str:
+    """Return in two sentences what was learned and what may be forgotten."""
+    *others, last = found.old
+    old = f"{', '.join(others)} and {last}" if others else last
+    return (
+        f"A model that knew {old} learned {found.new}. Forgetting is how much worse it got at the "
+        "old, compared where methods have learned equally much."
+    )
 
 
 def _listed(outcomes: Sequence[Outcome]) -> str:
