@@ -727,6 +727,36 @@ def test_a_kept_search_is_replaced_by_what_continues_it_and_by_nothing_else(
     assert call("keep", "other", "kept", "--replace")[0] == 0
 
 
+def test_rows_that_are_searched_apart_are_recorded_as_if_they_were_searched_together(
+    here: Path, call: Call
+) -> None:
+    command = ("tune", "tiny.yaml", "--table", "--out")
+    assert call(*command, "both", "--results", "together")[0] == 0
+    rows = list(SEARCH["spaces"])
+    assert len(rows) > 1
+    for row in rows:
+        assert call(*command, row, "--results", "apart", "--methods", row)[0] == 0
+    together, apart = here / "together/tiny", here / "apart/tiny"
+    assert_same_search(apart / "search", together / "search")
+    found, expected = (loaded(each / "search/search.yaml") for each in (apart, together))
+    for part in ("spaces", "configuration", "every_row"):
+        assert found[part] == expected[part]
+    assert list(found["cost"]["rows"]) == rows
+    assert found["cost"]["all"]["runs"] == expected["cost"]["all"]["runs"]
+    of_tables = [
+        sorted((run.row, run.seed, run.accuracy) for run in Runs(each).runs)
+        for each in (apart, together)
+    ]
+    assert of_tables[0] == of_tables[1]
+    search = read_search(apart, Runs(apart).rows)
+    assert search is not None
+    assert all(row.used for row in search.rows)
+    before = tree(here)
+    other = ("--methods", rows[0], "--results", "apart", "--set", "model.hidden=[9]")
+    assert "apart/tiny: holds results of another search" in call(*command, "new", *other)[2]
+    assert tree(here) == before
+
+
 def test_trials_are_up_to_date_after_every_run(
     here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

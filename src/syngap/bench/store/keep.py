@@ -125,7 +125,7 @@ def keep_search(
         to: where the search is kept, such as results/NAME/search.
         unfinished: keep one that has not ended; without it, a UserError.
         replaced: write over files that are there with another content; without it, a UserError
-            unless they are an earlier record of the same search.
+            unless they are an earlier record of the same search, or of other rows, which stay.
     """
     # Trials first: where the search goes on meanwhile, search.yaml has all that they refer to.
     found = {name: _content(folder / name) for name in (TRIALS, SEARCH)}
@@ -136,7 +136,10 @@ def keep_search(
             "--unfinished keeps what it has so far"
         )
     now, before = read_record(folder), read_record(to)
-    replaced = replaced or bool(now and before and now.continues(before))
+    if now and before and now.continues(before):
+        replaced = True
+        if set(before.rows) - set(now.rows):
+            found = now.with_rows_of(before).files()
     written = _put({to / name: content for name, content in found.items()}, to, replaced)
     remove(to / "tuned.yaml", within=to)  # which earlier versions kept; search.yaml has the same
     runs = sum(len(trial.runs) for trial in now.trials.values()) if now else None

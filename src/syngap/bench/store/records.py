@@ -15,7 +15,7 @@ import yaml
 from syngap.bench.errors import UserError
 from syngap.bench.storage import write
 
-__all__ = ["alone_in", "nobody_in", "write_json", "write_yaml"]
+__all__ = ["alone_in", "nobody_in", "write_json", "write_yaml", "yaml_of"]
 
 
 _LOG = logging.getLogger(__name__)
@@ -95,5 +95,9 @@ def write_json(path: Path, value: Any, *, within: Path) -> None:
 
 def write_yaml(path: Path, value: Any, *, within: Path) -> None:
     """Put `value` at `path`, in the folder that the user named, as YAML in the order it has."""
-    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-    write(path, text.encode(), within=within)
+    write(path, yaml_of(value), within=within)
+
+
+def yaml_of(value: Any) -> bytes:
+    """Return `value` as YAML, in the order it has."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode()

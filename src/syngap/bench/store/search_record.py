@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from syngap.bench.options import shown
 from syngap.bench.storage import write
 from syngap.bench.store.folder_reader import read_yaml
 from syngap.bench.store.outcome import LARGEST, Environment
+from syngap.bench.store.records import yaml_of
 
 __all__ = [
     "SEARCH",
@@ -30,6 +31,7 @@ __all__ = [
     "RecordedTrial",
     "SearchRecord",
     "TrialRun",
+    "cost_of",
     "environments_of",
     "read_record",
     "value_text",
@@ -99,6 +101,12 @@ class SearchRecord:
     environments: Sequence[Environment] = ()
 
     @property
+    def seeds(self) -> list[int]:
+        """Those of the search."""
+        seeds = self.entries["seeds"]
+        return [int(str(seed)) for seed in seeds] if isinstance(seeds, list) else []
+
+    @property
     def rows(self) -> list[str]:
         """Rows that have trials."""
         return list(dict.fromkeys(row for row, _ in self.trials))
@@ -122,8 +130,9 @@ class SearchRecord:
         return found.runs.get(seed)
 
     def continues(self, earlier: SearchRecord) -> bool:
-        """Return whether this is the same search, and has all runs of the earlier record."""
-        return self._rules(earlier.rows) == earlier._rules(earlier.rows) and all(
+        """Return whether this is the same search, with all runs of the rows that both have."""
+        shared = [row for row in earlier.rows if row in self.rows]
+        return self.is_like(earlier, shared) and all(
             (trial := self.trials.get(key)) is not None
             and all(trial.values.get(option, "") == text for option, text in was.values.items())
             and all(
@@ -131,19 +140,52 @@ class SearchRecord:
                 for seed, run in was.runs.items()
             )
             for key, was in earlier.trials.items()
+            if key[0] in shared
         )
+
+    def is_like(self, other: SearchRecord, rows: Sequence[str]) -> bool:
+        """Return whether both search in the same way, and these rows in the same spaces."""
+        return self._rules(rows) == other._rules(rows)
+
+    def with_rows_of(self, earlier: SearchRecord) -> SearchRecord:
+        """Return the record of both: rows that `earlier` alone has, then those of this one.
+
+        Args:
+            earlier: a record that this one `continues`.
+        """
+        other = {key: trial for key, trial in earlier.trials.items() if key[0] not in self.rows}
+        if not other:
+            return self
+        entries = {**self.entries}
+        for name in ("spaces", "widened", "chosen"):
+            if name in entries or name in earlier.entries:
+                entries[name] = _joined(earlier.entries.get(name), entries.get(name))
+        trials = {**other, **self.trials}
+        rows = _joined(_part(earlier, "cost", "rows"), _part(self, "cost", "rows"))
+        runs = [run for trial in trials.values() for run in trial.runs.values()]
+        entries["cost"] = {"rows": rows, "all": cost_of(runs)}
+        methods = [_part(each, "configuration", "methods") for each in (earlier, self)]
+        parts = _mapping(entries.get("configuration"))
+        entries["configuration"] = {**parts, "methods": _joined(*methods)}
+        environments = environments_of((), [*earlier.environments, *self.environments])
+        entries["environments"] = [each.as_mapping() for each in environments]
+        return SearchRecord(self.folder, entries, trials, environments)
+
+    def files(self) -> dict[str, bytes]:
+        """Return the contents of trials.csv and search.yaml, in this order."""
+        trials = _lines(list(self.trials.values()), self.seeds, self.environments)
+        return {TRIALS: trials, SEARCH: yaml_of(self.entries)}
 
     def _rules(self, rows: Sequence[str]) -> dict[str, Value]:
         """Return how is searched, of these rows: others may be added to a search."""
         names = ("experiment", "trials", "added", "rounds", "seeds", "stream", "spaces")
         found = {name: self.entries.get(name) for name in (*names, "configuration")}
         parts = found.pop("configuration")
-        parts = parts if isinstance(parts, dict) else {}
         return {
             **found,
-            **parts,
+            **_mapping(parts),
             "spaces": _only(found["spaces"], rows),
-            "methods": _only(parts.get("methods"), rows),
+            "methods": _only(_part(self, "configuration", "methods"), rows),
             "searched": found["stream"],
         }
 
@@ -190,6 +232,12 @@ def write_trials(
         seeds: of the search.
         environments: of all runs, as search.yaml lists them.
     """
+    write(folder / TRIALS, _lines(trials, seeds, environments), within=folder)
+
+
+def _lines(
+    trials: Sequence[RecordedTrial], seeds: Sequence[int], environments: Sequence[Environment]
+) -> bytes:
     options = list(dict.fromkeys(option for trial in trials for option in trial.values))
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
@@ -218,7 +266,19 @@ def write_trials(
                 *("diverged" if diverged else "done", why),
             ]
         )
-    write(folder / TRIALS, text.getvalue().encode(), within=folder)
+    return text.getvalue().encode()
+
+
+def cost_of(runs: Collection[TrialRun]) -> dict[str, Value]:
+    """Return how many runs there were, and the seconds they took together.
+
+    Device time is that of training, divided by how many runs shared the device.
+    """
+    return {
+        "runs": len(runs),
+        "seconds": round(sum(run.seconds for run in runs), 3),
+        "device_seconds": round(sum(run.device_seconds for run in runs), 3),
+    }
 
 
 def environments_of(
@@ -280,5 +340,16 @@ def _key(environment: Environment) -> str:
 
 
 def _only(mapping: Value, names: Sequence[str]) -> Value:
-    known = mapping if isinstance(mapping, dict) else {}
-    return {name: known.get(name) for name in names}
+    return {name: _mapping(mapping).get(name) for name in names}
+
+
+def _mapping(value: Value) -> Options:
+    return value if isinstance(value, dict) else {}
+
+
+def _part(record: SearchRecord, name: str, part: str) -> Value:
+    return _mapping(record.entries.get(name)).get(part)
+
+
+def _joined(first: Value, second: Value) -> dict[str, Value]:
+    return {**_mapping(first), **_mapping(second)}

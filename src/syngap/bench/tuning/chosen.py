@@ -12,6 +12,7 @@ from syngap.bench.store.records import write_yaml
 from syngap.bench.store.search_record import (
     RecordedTrial,
     TrialRun,
+    cost_of,
     value_text,
 )
 from syngap.messages import count_of, duration
@@ -53,8 +54,8 @@ def recorded_parts(tuning: Tuning) -> dict[str, Value]:
     first = next(iter(tuning.rows.values())).config
     return {
         "cost": {
-            "rows": {row: _cost(found.runs.values()) for row, found in tuning.rows.items()},
-            "all": _cost([run for found in tuning.rows.values() for run in found.runs.values()]),
+            "rows": {row: cost_of(found.runs.values()) for row, found in tuning.rows.items()},
+            "all": cost_of([run for found in tuning.rows.values() for run in found.runs.values()]),
         },
         "configuration": {
             "stream": first.stream.as_mapping(),
@@ -157,7 +158,7 @@ def _summary(found: RowSearch, best: Trial) -> dict[str, Value]:
         "source": best.source,
         "seeds": [*found.seeds_of(best)],
         "trials": len(found.standing.trials),
-        **_cost(found.runs.values()),
+        **cost_of(found.runs.values()),
         "diverged": len(found.diverged),
         "edges": {**_edges(found, best)},
     }
@@ -169,18 +170,6 @@ def _edges(found: RowSearch, best: Trial) -> dict[str, str]:
         option: found.standing.spaces[option].edge(best.values[option]) for option in best.values
     }
     return {option: edge for option, edge in edges.items() if edge}
-
-
-def _cost(runs: Collection[TrialRun]) -> dict[str, Value]:
-    """Return how many runs there were, and the seconds they took together.
-
-    Device time is that of training, divided by how many runs shared the device.
-    """
-    return {
-        "runs": len(runs),
-        "seconds": round(sum(run.seconds for run in runs), 3),
-        "device_seconds": round(sum(run.device_seconds for run in runs), 3),
-    }
 
 
 def _times(runs: Collection[TrialRun]) -> tuple[str, str]:

@@ -241,13 +241,13 @@ class Tuning:
 
     def check_place(self, place: Path) -> None:
         """Refuse a folder of results that has something else than this search and its table."""
-        path = place / "search" / SEARCH
-        other = holds_experiment(place) and not path.is_file()
-        try:
-            self._check_same_search(path)
-            other = other or (path.is_file() and read_record(path.parent) is None)
-        except UserError:
-            other = True
+        folder = place / "search"
+        other = holds_experiment(place) and not (folder / SEARCH).is_file()
+        if (folder / SEARCH).is_file():
+            there, ours = read_record(folder), SearchRecord(folder, self.as_mapping(), {})
+            other = there is None or not ours.is_like(
+                there, [r for r in there.rows if r in self.rows]
+            )
         if other:
             raise UserError(
                 f"{place}: holds results of another search, or of none; give another --results, "
