@@ -15,8 +15,13 @@ from protect_cases import CASES, Case, images, linears, random_gradients, traced
 from protect_oracle import Gate, Rank
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import syngap
+from syngap.optim import update_forms
 
 pytestmark = pytest.mark.xdist_group("oracle")  # whose traces are taken once
 TOLERANCE = 1e-10
@@ -139,3 +144,187 @@ def test_weights_in_another_layout_take_the_same_steps(how: dict[str, bool], rot
         results.append([param.detach().contiguous() for param in model.parameters()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+# What else an optimizer holds -----------------------------------------------------------------
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+KNOWN = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+
+def mask_of(optimizer: Any, param: Tensor) -> Tensor:
+    gate = optimizer.gate
+    (group,) = (group for group in gate.groups if any(each is param for each in group["params"]))
+    found: Tensor = gate.mask(group, param, gate.importance_of(param), gate.network_mean())
+    return found
+
+
+def alone(model: nn.Sequential, protection: Any) -> tuple[Any, Tensor]:
+    first = model[0].weight
+    return protection.optimizer(torch.optim.AdamW([first])), first
+
+
+def beside_others(model: nn.Sequential, protection: Any) -> tuple[Any, Tensor]:
+    others = nn.Linear(100, 100)
+    params = [*model.parameters(), *others.parameters()]
+    return protection.optimizer(torch.optim.AdamW(params)), model[0].weight
+
+
+def with_a_grown_head(model: nn.Sequential, protection: Any) -> tuple[Any, Tensor]:
+    old, model[2] = model[2], nn.Linear(6, 1000)
+    with torch.no_grad():
+        model[2].weight[:3].copy_(old.weight)
+        model[2].bias[:3].copy_(old.bias)
+    protection.grow(old.weight, model[2].weight)
+    protection.grow(old.bias, model[2].bias)
+    return protection.optimizer(torch.optim.AdamW(model.parameters())), model[0].weight
+
+
+def with_others_frozen(model: nn.Sequential, protection: Any) -> tuple[Any, Tensor]:
+    model[2].requires_grad_(False)
+    return protection.optimizer(torch.optim.AdamW(model.parameters())), model[0].weight
+
+
+def added_to(gated: bool) -> Any:
+    def added(model: nn.Sequential, protection: Any) -> tuple[Any, Tensor]:
+        base = torch.optim.AdamW(model[2].parameters())
+        optimizer = protection.optimizer(base)
+        (optimizer if gated else base).add_param_group({"params": [model[0].weight]})
+        return optimizer, model[0].weight
+
+    return added
+
+
+def after_loading(model: nn.Sequential, protection: Any) -> tuple[Any, Tensor]:
+    first = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    optimizer = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    optimizer.load_state_dict(first.state_dict())
+    model[2].requires_grad_(False)
+    return optimizer, model[0].weight
+
+
+HOLDINGS = {
+    "a parameter alone": alone,
+    "parameters of a loss": beside_others,
+    "a head that grew": with_a_grown_head,
+    "others are frozen": with_others_frozen,
+    "a group that came later": added_to(gated=True),
+    "a group of the base that came later": added_to(gated=False),
+    "a state was loaded": after_loading,
+}
+
+
+@pytest.mark.parametrize("name", HOLDINGS)
+def test_a_mask_follows_from_what_is_known_alone(name: str) -> None:
+    model = network()
+    protection = syngap.protect(model, KNOWN, teacher=False)
+    every = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    expected = mask_of(every, model[0].weight)
+    assert 0.05 < expected.mean() < 0.95
+    assert torch.equal(mask_of(*HOLDINGS[name](model, protection)), expected)
+
+
+def test_masks_follow_what_is_observed_afterwards() -> None:
+    model = network()
+    protection = syngap.protect(model, KNOWN, teacher=False)
+    optimizer = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    for _ in range(2):
+        optimizer.zero_grad()
+        logits = model(100 * KNOWN)
+        optimizer.observe(logits)
+        logits.logsumexp(1).mean().backward()
+        optimizer.step()
+    gate = optimizer.gate
+    sums = [gate.importance_of(param).sum() for param in model.parameters()]
+    mean = sum(sums) / sum(param.numel() for param in model.parameters())
+    torch.testing.assert_close(gate.network_mean(), mean)
+    again = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    again.load_state_dict(optimizer.state_dict())
+    torch.testing.assert_close(again.gate.network_mean(), mean)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_parameters_that_were_frozen_at_protect_are_warned_of(when: str) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    protection = syngap.protect(model, KNOWN, teacher=False)
+    if when == "before":
+        model[0].requires_grad_(True)
+        with pytest.warns(UserWarning, match="frozen at syngap.protect"):
+            protection.optimizer(torch.optim.AdamW(model.parameters()))
+        return
+    optimizer = protection.optimizer(torch.optim.AdamW(model.parameters()))
+    model[0].requires_grad_(True)
+    model(KNOWN).logsumexp(1).mean().backward()
+    with pytest.warns(UserWarning, match="frozen at syngap.protect"):
+        optimizer.step()
+
+
+def trained(kind: type[Optimizer], **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False))
+    model.double()
+    protection = syngap.protect(model, KNOWN.double(), teacher=False, rotate=True)
+    optimizer = protection.optimizer(kind(model.parameters(), **{"lr": 0.1} | options))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(KNOWN.double()).logsumexp(1).mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind is not torch.optim.Adagrad])
+def test_rotated_steps_leave_the_weights_out_only_where_these_do_not_matter(
+    kind: type[Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"weight_decay": 0.0} if "weight_decay" in inspect.signature(kind).parameters else {}
+    found = trained(kind, **options)
+    monkeypatch.setattr(update_forms, "_needs_weights", lambda base, work: True)
+    expected = trained(kind, **options)
+    for param, other in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(param, other, rtol=1e-9, atol=1e-12)
+
+
+def test_hooks_of_all_optimizers_run_once_and_see_the_weights() -> None:
+    model = network()
+    protection = syngap.protect(model, KNOWN, teacher=False)
+    optimizer = protection.optimizer(torch.optim.AdamW(model.parameters(), weight_decay=0.0))
+    seen: list[tuple[str, float]] = []
+
+    def look(when: str) -> Any:
+        return lambda *_: seen.append((when, float(model[0].weight.detach().norm())))
+
+    before = float(model[0].weight.detach().norm())
+    handles = [
+        register_optimizer_step_pre_hook(look("before")),
+        register_optimizer_step_post_hook(look("after")),
+    ]
+    try:
+        model(KNOWN).logsumexp(1).mean().backward()
+        optimizer.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen == [("before", before), ("after", float(model[0].weight.detach().norm()))]
+
+
+def test_a_base_whose_moments_are_along_directions_refuses_others() -> None:
+    model = network()
+    bare = torch.optim.AdamW(model.parameters())
+    model(KNOWN).logsumexp(1).mean().backward()
+    bare.step()
+    saved = bare.state_dict()
+    protection = syngap.protect(model, KNOWN, teacher=False)
+    base = torch.optim.AdamW(model.parameters())
+    optimizer = protection.optimizer(base)
+    for load in (base.load_state_dict, optimizer.load_state_dict):
+        with pytest.raises(ValueError, match="before the gate takes that optimizer"):
+            load(saved)
+    loaded = torch.optim.AdamW(model.parameters())
+    loaded.load_state_dict(saved)
+    assert not protection.optimizer(loaded).param_groups[0]["rotated"]

@@ -411,6 +411,18 @@ def test_a_layer_that_is_frozen_later_answers_as_before() -> None:
 
 
 @pytest.mark.usefixtures("not_whole")
+@pytest.mark.usefixtures("again")
+def test_a_layer_that_was_frozen_before_and_is_again_answers_as_before() -> None:
+    model, protection = run()
+    expected = protection.report().kl
+    model.frozen.requires_grad_(True)
+    with torch.no_grad():
+        model.frozen.weight.mul_(3.0)
+    unfrozen = protection.report().kl
+    model.frozen.requires_grad_(False)
+    assert protection.report().kl == unfrozen > expected
+
+
 def test_a_head_that_grew_is_compared_on_its_former_classes() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))

@@ -12,6 +12,7 @@ import torch
 __all__ = [
     "DISCARDED",
     "FLOAT16",
+    "NEVER_ASKED",
     "NEVER_OBSERVED",
     "NotFiniteError",
     "Notices",
@@ -36,6 +37,10 @@ NEVER_OBSERVED = (
     "observe(logits) after zero_grad() and before loss.backward(), or consolidate() once before "
     "training; in a framework that owns the loop, use SynGAPCallback (Lightning), SynGAPTrainer "
     "(Transformers) or SynGAPPlugin (Avalanche) of syngap.integrations"
+)
+NEVER_ASKED = (
+    "parameters learn that were frozen at syngap.protect(), so nothing is known of them and the "
+    "gate lets them change freely: unfreeze what shall learn, then call protect()"
 )
 FLOAT16 = "in float16 numbers overflow: load the model in float32, and train under torch.autocast"
 _INSIDE = {"syngap", "torch", "contextlib"}  # not the caller's own lines

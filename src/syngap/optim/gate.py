@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import is_
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,10 +18,17 @@ from torch.distributions import Distribution
 
 from syngap.optim import errors
 from syngap.optim.basis import Basis, share_stacks, stack_alike
-from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
+from syngap.optim.checks import (
+    ChangedOptions,
+    NonFinite,
+    check_compact,
+    check_gradients,
+    check_named,
+)
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.directions import Directions, first_state, follow, second_moments
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
+from syngap.optim.knowledge import Known, adopt_knowledge
 from syngap.optim.parameter_state import basis_in, names_of
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
@@ -52,7 +59,14 @@ class Gate:
         states: what is kept by parameter: importance, and for `grow` what a wrapped optimizer has.
         has_importance: whether anything was observed yet, or consolidated, or loaded.
         observation: what was observed since the last step.
+        known: what `syngap.protect` knows, which a parameter has from its first step on.
+        known_mean: μ of all that is known, whatever the optimizer holds; None after `observe`.
+        never_asked: parameters that were frozen when that was taken.
     """
+
+    known: Mapping[Tensor, Known] = MappingProxyType({})
+    known_mean: Tensor | None = None
+    never_asked: Collection[Tensor] = ()
 
     def __init__(
         self,
@@ -65,42 +79,35 @@ class Gate:
         directions: Directions | None = None,
     ) -> None:
         check_compact(compact)
-        self.estimator = estimator
-        self.schedule = schedule
-        self.compact = compact
-        self.non_finite = non_finite
-        self.option_names = option_names
-        self.directions = directions
+        self.estimator, self.schedule, self.directions = estimator, schedule, directions
+        self.compact, self.non_finite, self.option_names = compact, non_finite, option_names
         self.has_importance = False
         self.notices = errors.Notices()
         self.observation: Observation | None = None
-        self._forget_objects()
-
-    def _forget_objects(self) -> None:
-        """Start without what follows objects of this process, which no copy shares."""
-        self.groups: list[dict[str, Any]] = []
-        self.states: Sequence[States] = ()
+        self.bind([], ())
         self.reset_caches()
 
     def reset_caches(self) -> None:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
         self._works: list[Work] = []  # of a step along directions, while importance stays
-        self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
+        self._options = ChangedOptions(self.option_names)
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
         """Work on an optimizer's groups and states, which torch replaces where it loads one."""
-        self.groups, self.states = groups, states
+        self.groups = groups
+        self.states = states
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "_means", "_works", "_checked_options", "_grads_then"}
+        own = {"groups", "states", "never_asked", "_means", "_works", "_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._forget_objects()
+        self.bind([], ())
+        self.reset_caches()
 
     @property
     def steps(self) -> int:
@@ -132,35 +139,28 @@ class Gate:
         return names_of(self.groups) | (self.estimator.names() or {})
 
     def check_options(self) -> None:
-        """Check options of groups that somebody changed, where they are used.
-
-        A value that is the same object as at the last check has passed it, so that a step costs a
-        few comparisons of addresses.
-        """
-        for number, group in enumerate(self.groups):
-            now = tuple(map(group.get, self.option_names))
-            passed = self._checked_options.get(number, ())
-            are_same = len(now) == len(passed) and all(map(is_, now, passed))
-            counts = group["steps"], group["skipped"]
-            are_counts = all(type(count) is int and count >= 0 for count in counts)
-            if not (are_same and are_counts) or Tensor in map(type, now):
-                if check_changed_options(number, group, self.option_names, passed):
-                    self._works = []
-                self._checked_options[number] = now
+        """Check options of groups that somebody changed, where they are used."""
+        if self._options.check(self.groups):
+            self._works = []
 
     # What is known.
 
     def importance_of(self, param: Tensor) -> Tensor:
         """Return F of a parameter."""
-        importance: Tensor | None = self.states[0].get(param, {}).get("importance")
-        if importance is None:
-            dtype = kept_in(param.dtype, self.compact)
-            return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-        return importance
+        importance: Tensor | None = self._kept(param).get("importance")
+        return self._no_importance(param) if importance is None else importance
+
+    def _no_importance(self, param: Tensor) -> Tensor:
+        dtype = kept_in(param.dtype, self.compact)
+        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+    def _kept(self, param: Tensor) -> dict[str, Any]:
+        state = self.states[0].get(param, {})
+        return self.state_of(param) if not state and param in self.known else state
 
     def basis_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates of a parameter, None where they are its entries."""
-        state = self.states[0].get(param, {})
+        state = self._kept(param)
         if self.directions is not None and "importance" not in state:
             state = first_state(param, self.directions)
         return basis_in(state) if "left" in state or "right" in state else None
@@ -173,7 +173,7 @@ class Gate:
 
     def mean_of(self, param: Tensor) -> Tensor:
         """Return the mean of F over a parameter."""
-        mean: Tensor | None = self.states[0].get(param, {}).get("mean")
+        mean: Tensor | None = self._kept(param).get("mean")
         if mean is None:
             return torch.zeros((), dtype=accumulator(param.dtype), device=param.device)
         return mean
@@ -181,7 +181,8 @@ class Gate:
     def network_mean(self) -> Tensor:
         """Return μ: the mean of F over all parameters that are not frozen."""
         self.check_options()
-        return self.current_means().network()
+        means = self.current_means()
+        return means.network() if self.known_mean is None else self.known_mean
 
     def mask(
         self, group: dict[str, Any], param: Tensor, importance: Tensor, network: Tensor
@@ -280,21 +281,17 @@ class Gate:
     def begin_step(self) -> list[Work] | None:
         """Check gradients, advance means and clock, and lay out a step; None is one left out."""
         self.check_options()
-        for param in self.params():
-            grad = param.grad
-            if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
-                got = f"{grad.layout} {grad.dtype} for a parameter of shape {tuple(param.shape)}"
-                raise RuntimeError(f"SynGAP takes dense real gradients, got {got}")
+        check_gradients(self.params())
         if self._is_left_out():
             return None
         seen, self.observation = self.observation, None
         means = self.current_means()
         if seen is not None:
-            self.has_importance = True
+            self.has_importance, self.known_mean = True, None
             means.follow(self.groups, seen.means, self._keep)
         elif not self.has_importance and self._moves():
             self.notices.warn("never observed", errors.NEVER_OBSERVED)
-        network = means.network()
+        network = means.network() if self.known_mean is None else self.known_mean
         works = self.lay_out(seen, network)
         if seen is not None:
             group, how = self.groups[0], self.directions
@@ -334,16 +331,22 @@ class Gate:
         if self._means is None or not self._means.fits(states):
             self._means = Means(params, states)
             self._works = []
+            if any(param in self.never_asked for param in params):
+                self.notices.warn("never asked", errors.NEVER_ASKED)
         return self._means
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
         """Return what is kept of a parameter, zero where nothing was."""
         state = self.states[0].setdefault(param, {})
         if "importance" not in state:
-            if self.directions is not None:
+            if param in self.known:
+                adopt_knowledge(param, state, self.known[param], self.compact)
+            elif self.directions is not None:
                 state |= first_state(param, self.directions)
-            state.setdefault("importance", self.importance_of(param))
-            state["mean"] = self.mean_of(param)
+            state.setdefault("importance", self._no_importance(param))
+            state.setdefault(
+                "mean", torch.zeros((), dtype=accumulator(param.dtype), device=param.device)
+            )
             if self.compact:
                 state["turn"] = first_turn(param.device)
         return state
@@ -389,11 +392,9 @@ class Gate:
         return work
 
     def _warn_if_damped(self, network: Tensor) -> None:
-        if "damped" in self.notices or self.is_capturable:
-            return
         refreshes = self.schedule.refreshes(self.steps)
-        if refreshes & (refreshes - 1):
-            return  # reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only
-        message = damping_notice(self.groups, network.item(), self.mean_of)
-        if message is not None:
-            self.notices.warn("damped", message)
+        # Reading numbers waits for the device: at refreshes 1, 2, 4, 8, ... only.
+        if not refreshes & (refreshes - 1) and not self.is_capturable:
+            message = damping_notice(self.groups, network.item(), self.mean_of)
+            if message is not None:
+                self.notices.warn("damped", message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from syngap.optim.fisher import Observation, merged
 from syngap.optim.gate import Gate
-from syngap.optim.knowledge import Known, adopt_knowledge
+from syngap.optim.knowledge import Known
 from syngap.optim.parameter_state import (
     RestoredDirections,
     grown,
@@ -49,6 +49,7 @@ def consolidate(
 
 @torch.no_grad()
 def _replace(gate: Gate, seen: Observation) -> None:
+    gate.known_mean = None
     means = gate.current_means()
     means.follow(gate.groups, seen.means, lambda group: 0.0)
     for work in gate.lay_out(seen, means.network(), keep=0.0):
@@ -56,19 +57,28 @@ def _replace(gate: Gate, seen: Observation) -> None:
     gate.has_importance = True
 
 
-def adopt(gate: Gate, known: Mapping[Tensor, Known]) -> None:
+def adopt(
+    gate: Gate,
+    known: Mapping[Tensor, Known],
+    mean: Tensor | None = None,
+    never_asked: Collection[Tensor] = (),
+) -> None:
     """Take over importance and directions; what is not known of a parameter is zero.
 
     Directions of `known` are in the memory of the gate's states from then on.
+
+    Args:
+        gate: of an optimizer that has made no step.
+        known: what is known, also of parameters that the optimizer may get later.
+        mean: of all importance that is known, which stays; None is that of the optimizer's.
+        never_asked: parameters that were frozen when that was taken.
     """
-    params = [param for param in gate.params() if param in known]
-    for param in params:
-        adopt_knowledge(param, gate.state_of(param), known[param], gate.compact)
-    gate.reset_caches()
+    gate.known, gate.known_mean, gate.never_asked = known, mean, never_asked
     gate.has_importance = True
     gate.lay_out(None, gate.network_mean())  # which stacks directions of equal shape
-    for param in params:
-        known[param].basis = gate.basis_of(param)
+    for param in gate.params():
+        if param in known:
+            known[param].basis = gate.basis_of(param)
 
 
 def grow(gate: Gate, old: Tensor, new: Tensor) -> None:
@@ -105,4 +115,6 @@ def restore(
         if state:
             restore_state(param, gate.states[0][param], state, gate.compact, directions)
     gate.observation = None
+    if any(bool(gate.mean_of(each) != own[each]["mean"]) for each in saved if each in gate.known):
+        gate.known_mean = None  # something was observed since
     gate.has_importance = any(bool(gate.mean_of(param) > 0) for param in saved)

@@ -28,6 +28,7 @@ from syngap.optim.moments import (
     require_finite,
 )
 from syngap.optim.parameter_state import DIRECTIONS, basis_in, grown
+from syngap.optim.plasticity import Means
 from syngap.optim.predictions import Predict, Progress, predictions
 from syngap.optim.scores import SCALE, Prediction, read_prediction, require_classes_last
 from syngap.optim.sharded import reshard, whole_leaves
@@ -42,7 +43,7 @@ from syngap.optim.tensors import (
 )
 from syngap.optim.uses import Key, Recorder, Use
 
-__all__ = ["Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
+__all__ = ["Known", "adopt_knowledge", "grow_knowledge", "mean_importance", "take_knowledge"]
 
 Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
 
@@ -151,6 +152,12 @@ def adopt_knowledge(param: Tensor, state: dict[str, Any], known: Known, compact:
     )
     state["mean"] = known.mean.to(accumulator(param.dtype))
     state |= _sides(known)
+
+
+def mean_importance(known: Mapping[Tensor, Known]) -> Tensor | None:
+    """Return the mean of importance over all that is known; None where nothing is."""
+    states = [{"mean": one.mean.to(accumulator(param.dtype))} for param, one in known.items()]
+    return Means(list(known), states).network() if known else None
 
 
 def grow_knowledge(known: Known, old: Tensor, new: Tensor) -> Known:

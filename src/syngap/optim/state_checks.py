@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+BARE_STATE = "load one of a bare optimizer before the gate takes that optimizer"
 _NOT_OPTIONS = ("params", "param_names", "behind", "version", *RECORD)
 _ABSENT = object()
 
@@ -205,8 +206,7 @@ def check_kind(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]
     """Refuse groups of an optimizer that is not gated, or that has another one behind the gate."""
     if not all("retention" in group for group in saved):
         raise ValueError(
-            "the state_dict is not one of SynGAP: its groups lack retention; one of a bare "
-            "optimizer behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
+            f"the state_dict is not one of SynGAP: its groups lack retention; {BARE_STATE}"
         )
     for theirs, ours in zip(saved, groups, strict=True):
         own = ours.get("behind")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from syngap.optim.checks import is_of_torch
 from syngap.optim.tensors import as_shard, laid_out_like, local
 from syngap.optim.update import Work, masks, portions, scale, stack_masks
 
@@ -44,9 +43,24 @@ def _is_plain_descent(base: Optimizer, work: Work) -> bool:
     return type(base) is torch.optim.SGD and not options["momentum"] and not options["weight_decay"]
 
 
+# Without decay their updates do not depend on the weights.
+_OF_GRADIENTS = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+
+
 def _needs_weights(base: Optimizer, work: Work) -> bool:
     """Return whether the base's step depends on where the weights are."""
-    return not is_of_torch(base) or bool(work.options.get("weight_decay", True))
+    return type(base) not in _OF_GRADIENTS or bool(work.options.get("weight_decay", True))
 
 
 def _saved_params(work: Work, undo: list[Finish]) -> list[Tensor]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import (
+    Optimizer,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
-from syngap.optim import gate_changes
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.checks import (
     GATE_OPTIONS,
@@ -26,9 +28,14 @@ from syngap.optim.errors import nonfinite_error
 from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
-from syngap.optim.knowledge import Known
 from syngap.optim.parameter_state import VERSION, sharded_state
-from syngap.optim.state_checks import check_states, forms_of, match, unchanged_on_error
+from syngap.optim.state_checks import (
+    BARE_STATE,
+    check_states,
+    forms_of,
+    match,
+    unchanged_on_error,
+)
 from syngap.optim.tensors import local, local_gradient
 from syngap.optim.update import fold
 from syngap.optim.update_forms import Finish, prepare
@@ -36,6 +43,10 @@ from syngap.optim.update_forms import Finish, prepare
 __all__ = ["WrappedSynGAP", "inner_optimizer"]
 
 _PREFIX = "base."
+_HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
+    _global_optimizer_pre_hooks,
+    _global_optimizer_post_hooks,
+)
 _NOT_GATED: dict[type[Optimizer], str] = {
     torch.optim.LBFGS: "moves the parameters several times a step",
     torch.optim.SparseAdam: "takes sparse gradients",
@@ -53,12 +64,10 @@ class WrappedSynGAP(GatedOptimizer):
 
     Attributes:
         base: the optimizer behind the gate.
-        known: what syngap.protect knows of parameters that may be added later.
     """
 
     base: Optimizer
-    known: Mapping[Tensor, Known] = MappingProxyType({})
-    _is_made = False
+    _is_made = _is_loading = False
 
     def __init__(
         self,
@@ -107,6 +116,21 @@ class WrappedSynGAP(GatedOptimizer):
         # Takes the base's groups off its list and puts them back one by one.
         super().__init__(gate, base.param_groups, base.defaults | defaults)
         self._is_made = True
+        if options.get("rotated"):
+            self._refuse_other_moments(weakref.ref(self))
+
+    def _refuse_other_moments(self, reference: weakref.ref[WrappedSynGAP]) -> None:
+        """Let the base refuse a state of its own, whose moments are along entries."""
+
+        def refuse(base: Optimizer, state_dict: dict[str, Any]) -> None:
+            living = reference()
+            if living is not None and not living._is_loading:
+                raise ValueError(
+                    f"the moments of this {type(base).__name__} are along directions, and those of "
+                    f"a bare one are along entries: {BARE_STATE}"
+                )
+
+        inner_optimizer(self.base).register_load_state_dict_pre_hook(refuse)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -165,15 +189,23 @@ class WrappedSynGAP(GatedOptimizer):
         return loss
 
     def _step_base(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the base make its step, without its hooks: parameters may be in other coordinates."""
+        """Let the base make its step without hooks, its own or those of all optimizers.
+
+        Parameters may be in other coordinates, and hooks of all optimizers run in this one's step.
+        """
         hooked = inner_optimizer(self.base)
-        hooks = hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks
+        own = hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks
+        of_all = [dict(hooks) for hooks in _HOOKS_OF_ALL]
         hooked._optimizer_step_pre_hooks = OrderedDict()
         hooked._optimizer_step_post_hooks = OrderedDict()
+        for hooks in _HOOKS_OF_ALL:
+            hooks.clear()
         try:
             self.base.step(*args, **kwargs)
         finally:
-            hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks = hooks
+            hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks = own
+            for hooks, before in zip(_HOOKS_OF_ALL, of_all, strict=True):
+                hooks.update(before)
 
     def _require_finite(self) -> None:
         """Refuse a step that spoiled weights in float16, as where an eps of 1e-8 is 0."""
@@ -198,10 +230,6 @@ class WrappedSynGAP(GatedOptimizer):
         options = self.defaults | counts | param_group
         self.base.add_param_group(options)
         self._check_last_group()
-        added = self.param_groups[-1]["params"]
-        if any(param in self.known for param in added):
-            known = {param: self.known[param] for param in added if param in self.known}
-            gate_changes.adopt(self.gate, known)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of gate and base in one, the base's under keys with a prefix."""
@@ -242,7 +270,11 @@ class WrappedSynGAP(GatedOptimizer):
             self.gate.names(),
             _PREFIX,
         )
-        self.base.load_state_dict(of_base)
+        self._is_loading = True
+        try:
+            self.base.load_state_dict(of_base)
+        finally:
+            self._is_loading = False
         for group in self.param_groups:
             group["version"] = VERSION
 
@@ -264,7 +296,6 @@ class WrappedSynGAP(GatedOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Add the base to what copy and pickle take."""
         own = {"base": self.base, "_gate_options": self._gate_options, "_is_made": True}
-        own |= {"known": dict(self.known)}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:

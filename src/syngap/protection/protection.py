@@ -15,7 +15,7 @@ from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
 from syngap.optim.errors import Notices
 from syngap.optim.fisher import Estimator, Schedule
-from syngap.optim.knowledge import Known, grow_knowledge, take_knowledge
+from syngap.optim.knowledge import Known, grow_knowledge, mean_importance, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, are_on_gpu, basis_dtype
 from syngap.optim.predictions import Predict, Progress, as_it_was
 from syngap.optim.sharded import reshard
@@ -173,6 +173,7 @@ def protect(
             progress=progress,
         )
     share_knowledge(protection.known, group)
+    protection.known_mean = mean_importance(protection.known)
     return protection
 
 
@@ -182,7 +183,10 @@ class Protection:
     Attributes:
         model: the model.
         known: what is known of its parameters, by parameter; empty without a gate.
+        known_mean: the mean importance of all of them, as they were.
     """
+
+    known_mean: Tensor | None = None
 
     def __init__(
         self,
@@ -210,6 +214,7 @@ class Protection:
         self._participation = Participation()
         params: list[Tensor] = list(model.parameters())
         self._device = params[0].device
+        self._frozen = {param for param in params if not param.requires_grad}
         self._start = Start(model)
         self.known: dict[Tensor, Known] = {}
         if uses_gate:
@@ -279,8 +284,7 @@ class Protection:
         )
         schedule, compact = Schedule(1, 0), are_on_gpu(params)
         made = WrappedSynGAP(base, estimator, schedule, compact, "raise", options)
-        gate_changes.adopt(made.gate, self.known)
-        made.known = self.known
+        gate_changes.adopt(made.gate, self.known, self.known_mean, self._frozen)
         self._optimizers.add(made)
         self._participation.remind_of_steps(base, made)
         return made

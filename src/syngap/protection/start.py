@@ -65,7 +65,12 @@ class Start:
         """
         parts = _floats(model)
         self._check({name: parts[name] for name in self._params & parts.keys()}, self._params)
-        unchanged = self._frozen & _frozen(model)
+        versions = _versions(model)
+        unchanged = {
+            name
+            for name in self._frozen & _frozen(model)
+            if versions[name] is not None and versions[name] == self._versions.get(name)
+        }
         exchanged = {
             name: tensor
             for name, tensor in parts.items()
