@@ -1062,6 +1062,31 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+OF_ANOTHER: dict[str, Callable[[nn.Module, nn.Module], Callable[[Tensor], Any]]] = {
+    "a copy": lambda model, other: other,
+    "a frozen copy": lambda model, other: other.requires_grad_(False),
+    "detached": lambda model, other: lambda x: model(x).detach(),
+    "a distribution": lambda model, other: lambda x: Categorical(logits=other(x)),
+    "a copy, later": lambda model, other: model,
+}
+
+
+@pytest.mark.parametrize("kind", OF_ANOTHER)
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_prediction_of_another_model_is_refused(kind: str, gate: bool) -> None:
+    """Else the report would compare that one with itself, and say that all is kept."""
+    model, other = classifier(), classifier()
+    predicts = [OF_ANOTHER[kind](model, other)]
+
+    def protected() -> Tensor:
+        protection = syngap.protect(model, inputs(), predict=lambda x: predicts[0](x), gate=gate)
+        predicts[0] = OF_ANOTHER[kind](other, other)
+        return protection.loss()
+
+    with pytest.raises(ValueError, match="does not depend on any trainable parameter"):
+        protected()
+
+
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_a_distribution_is_a_prediction(kind: str) -> None:
     model = classifier()

@@ -14,6 +14,7 @@ __all__ = [
     "FLOAT16",
     "NEVER_ASKED",
     "NEVER_OBSERVED",
+    "UNRELATED",
     "NotFiniteError",
     "Notices",
     "nonfinite_error",
@@ -37,6 +38,10 @@ NEVER_OBSERVED = (
     "observe(logits) after zero_grad() and before loss.backward(), or consolidate() once before "
     "training; in a framework that owns the loop, use SynGAPCallback (Lightning), SynGAPTrainer "
     "(Transformers) or SynGAPPlugin (Avalanche) of syngap.integrations"
+)
+UNRELATED = (
+    "the prediction from known inputs does not depend on any trainable parameter of the model that "
+    "protect() got: predict= must use this model, not another one or a copy, and not detach"
 )
 NEVER_ASKED = (
     "parameters learn that were frozen at syngap.protect(), so nothing is known of them and the "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from syngap.optim.basis import Basis
-from syngap.optim.errors import Notices
+from syngap.optim.errors import UNRELATED, Notices
 from syngap.optim.moments import (
     Moments,
     Rank,
@@ -90,6 +90,8 @@ def take_knowledge(
     for scored in passes.run((place for place in range(len(batches)) if place not in skipped), 0):
         is_first, count, samples = covered is None, scored.count, scored.batch
         if covered is None:
+            if not scored.scores:
+                raise ValueError(UNRELATED)
             covered = _explained(scored, params)
             passes.wanted = []
         add_moments(scored.factors(covered), sides)
@@ -219,6 +221,8 @@ class _Passes:
                 mask = self.mask_of(self.batches[taken[-1]], prediction)
                 if isinstance(prediction, Tensor):
                     require_classes_last(prediction, mask=mask, warn=self._notices.warn)
+                    if prediction.is_floating_point() and not prediction.requires_grad:
+                        raise ValueError(UNRELATED)
                 read = read_prediction(prediction, mask=mask, generator=self.generator)
                 del prediction  # here and below: none is in memory beside the next
                 self._name(recorder.uses, params)

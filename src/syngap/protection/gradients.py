@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 
 from syngap.optim.tensors import alike
 
-__all__ = ["leaves_of", "nodes_of", "times", "with_gradient"]
+__all__ = ["leaves_of", "nodes_of", "reaches", "times", "with_gradient"]
 
 
 def with_gradient(loss: Tensor, gradients: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
@@ -53,6 +53,15 @@ def nodes_of(found: Tensor) -> set[Node]:
                 nodes.add(node)
                 left.append(node)
     return nodes
+
+
+def reaches(found: Tensor, params: Iterable[Tensor]) -> bool:
+    """Return whether the gradient of a tensor ends in one of these, as far as a graph shows."""
+    if not found.requires_grad:
+        return False
+    nodes = nodes_of(found)
+    is_hidden = any(node.name().startswith("CheckpointFunction") for node in nodes)
+    return is_hidden or not set(params).isdisjoint(leaves_of(nodes))
 
 
 def leaves_of(nodes: Iterable[Node]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from syngap.messages import count_of
 from syngap.optim.checks import check_number, check_whole, is_number
-from syngap.optim.errors import FLOAT16, NotFiniteError, Notices
+from syngap.optim.errors import FLOAT16, UNRELATED, NotFiniteError, Notices
 from syngap.optim.gated import GatedOptimizer
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
@@ -25,6 +25,7 @@ from syngap.optim.scores import require_classes_last
 from syngap.optim.tensors import is_sharded
 from syngap.protection.anchors import mask_of, tensors_of
 from syngap.protection.answers import check_divergence
+from syngap.protection.gradients import reaches
 from syngap.protection.hints import (
     AS_TENSOR,
     NO_BATCH,
@@ -178,12 +179,16 @@ def check_labels(model: nn.Module, batch: Any) -> None:
 
 @torch.enable_grad()
 def check_classes(model: nn.Module, batch: Any, predict: Predict) -> None:
-    """Refuse logits whose classes are not in the last dimension, by one forward pass."""
+    """Refuse logits of another model, or with classes not in the last dimension, by one pass."""
     with as_it_was(model, None):
         prediction = predict(batch)
     if isinstance(prediction, Tensor):
         mask = mask_of(batch, prediction)
         require_classes_last(prediction, mask=mask, warn=Notices().warn)
+        learned = [param for param in model.parameters() if param.requires_grad]
+        is_whole = learned and not any(map(is_sharded, learned))
+        if is_whole and prediction.is_floating_point() and not reaches(prediction, learned):
+            raise ValueError(UNRELATED)
 
 
 def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from syngap.optim.errors import Notices
+from syngap.optim.errors import UNRELATED, Notices
 from syngap.optim.predictions import Predict, as_it_was, in_eval_mode
 from syngap.optim.scores import suspect_probabilities
 from syngap.optim.sharded import reshard
@@ -173,6 +173,8 @@ class Teacher:
         again = blocks_of_large(self._model) if torch.is_grad_enabled() else []
         with in_eval_mode(self._model), recomputed(again, self._model):
             found = strength * divergence(before, self._now(place))
+        if torch.is_grad_enabled() and learned and not found.requires_grad:
+            raise ValueError(UNRELATED)
         if again or not found.requires_grad or not self._is_differentiable_now(found, learned):
             return found
         gradients = torch.autograd.grad(found, learned, allow_unused=True)
@@ -236,7 +238,10 @@ class Teacher:
             self._has_float16[precision] = torch.float16 in kinds
         names = {node.name() for node in nodes}
         is_plain = not any(name.startswith("CheckpointFunction") for name in names)
-        return is_plain and not self._has_float16[precision] and own.issuperset(leaves_of(nodes))
+        leaves = leaves_of(nodes)
+        if is_plain and own.isdisjoint(leaves) and not any(map(is_sharded, learned)):
+            raise ValueError(UNRELATED)
+        return is_plain and not self._has_float16[precision] and own.issuperset(leaves)
 
     def _precision(self) -> tuple[object, ...]:
         params = list(self._model.parameters())
