@@ -25,7 +25,7 @@ from syngap.protection import Protection, plan_memory
 from syngap.protection.participation import Participation
 from syngap.protection.pending import Pending
 
-pytestmark = pytest.mark.filterwarnings("ignore:the weights are float16")
+pytestmark = pytest.mark.filterwarnings("ignore:the weights are b?float16")
 
 
 class Classifier(nn.Module):
@@ -374,9 +374,30 @@ def test_moments_of_earlier_steps_are_not_taken_for_rotated_ones(
         again.optimizer(base)
 
 
-def test_weights_in_float16_are_warned_of(model: nn.Module) -> None:
-    with pytest.warns(UserWarning, match="the weights are float16.*load the model in float32"):
-        syngap.protect(copy.deepcopy(model).half(), inputs().half())
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_in_half_precision_are_warned_of_where_they_learn(dtype: torch.dtype) -> None:
+    half = classifier().to(dtype)
+    message = f"the weights are {str(dtype)[6:]}.*load the model in float32"
+    with pytest.warns(UserWarning, match=message):
+        syngap.protect(half, inputs().to(dtype))
+    half.first.requires_grad_(False)
+    half.norm.float(), half.head.float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        syngap.protect(half, inputs().to(dtype), predict=lambda x: half.head(half.first(x).float()))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_loss_without_a_gradient_does_not_count(every: int) -> None:
+    model = classifier()
+    first, second = (syngap.protect(model, inputs(), anchors=4, every=every) for _ in range(2))
+    expected = [first.loss().item() for _ in range(6)]
+    found = []
+    for _ in range(6):
+        with torch.no_grad():
+            second.loss()
+        found.append(second.loss().item())
+    assert found == expected
 
 
 def test_a_token_that_the_model_does_not_have_is_named() -> None:

@@ -23,6 +23,7 @@ from torch.nn import functional
 import syngap
 from syngap.optim import scores
 
+pytestmark = pytest.mark.filterwarnings("ignore:the weights are bfloat16")
 DTYPES = (torch.float32, torch.bfloat16)
 ROUNDINGS = 16  # an importance of half precision is the square of a product of a few
 ROUNDED = ("mlp", "gpt", "gpt_tied", "gpt_padding_idx")

@@ -117,8 +117,8 @@ class Participation:
                 self._notices.warn(
                     "teacher",
                     f"{_STEPS} steps were taken without protection.loss(), so the teacher took no "
-                    "part in them: add it to the loss of each step, or pass teacher=False to "
-                    "protect()",
+                    "part in them: add it to the loss of each step, outside of torch.no_grad(), or "
+                    "pass teacher=False to protect()",
                 )
 
         inner_optimizer(optimizer).register_step_post_hook(look)

@@ -294,10 +294,11 @@ class Protection:
 
         The model runs in eval mode, and under autocast where this is called so. Zero without a
         teacher, and at calls that `every` leaves out. On a GPU it may still be computed when this
-        returns: use it before you change weights by hand.
+        returns: use it before you change weights by hand. A call under torch.no_grad() does not
+        count: the next one takes the same inputs.
         """
         number = self.calls
-        self.calls = number + 1
+        self.calls = number + torch.is_grad_enabled()
         if self.known:
             self._participation.remind_of_gate(self.calls, self._optimizers)
         if not self._uses_teacher or (number + 1) % self._every:
@@ -306,7 +307,7 @@ class Protection:
         loss = self._teacher.loss(place, self._strength * self._every)
         if self._warns and self._every == 1 and self._teacher.runs_plainly:
             self._notices.warn("plain", _PLAIN)
-        return self._participation.watch(loss)
+        return self._participation.watch(loss) if torch.is_grad_enabled() else loss
 
     @property
     def calls(self) -> int:

@@ -99,6 +99,12 @@ def check_share(share: float) -> None:
     check_number("share", share, f"in [0, 1]{hint}", lambda value: 0 <= value <= 1)
 
 
+_HALF = {
+    torch.float16: "numbers overflow and small moments of an optimizer vanish",
+    torch.bfloat16: "an update that is small against its weight is rounded away",
+}
+
+
 def check_model(model: Any, gate: bool) -> None:
     """Refuse what is no model, and a model that cannot learn."""
     if not isinstance(model, nn.Module):
@@ -114,11 +120,12 @@ def check_model(model: Any, gate: bool) -> None:
             "requires_grad_(True) on what shall learn, then protect(); with peft, call protect() "
             "after get_peft_model()"
         )
-    if any(param.dtype == torch.float16 and param.requires_grad for param in params):
+    kinds = {param.dtype for param in params if param.requires_grad}
+    for dtype in kinds & _HALF.keys():
         Notices().warn(
-            "float16",
-            "the weights are float16, in which numbers overflow and small moments of an optimizer "
-            "vanish: load the model in float32, and train under torch.autocast",
+            "half",
+            f"the weights are {str(dtype)[6:]}, in which {_HALF[dtype]}: load the model in "
+            "float32, and train under torch.autocast",
         )
 
 
