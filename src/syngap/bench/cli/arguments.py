@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from annotated_types import Ge, Le
+from typer.core import TyperCommand, TyperOption
 
 from syngap.bench.errors import UserError
 from syngap.bench.options import Count, NonNegative, Says, check_value, shown
+from syngap.messages import count_of
 
 
 class DataSet(str, Enum):
@@ -29,6 +32,28 @@ class EngineChoice(str, Enum):
 
 
 LISTS = ("SEEDS", "ROWS", "LOGGERS")  # the metavars of options that take several, with commas
+
+
+class Command(TyperCommand):
+    """A command that refuses an option with one value that is there twice: the last would win."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, and before that once with every value of each option."""
+        collecting = copy(self)
+        collecting.params = [copy(param) for param in self.params]
+        options = [param for param in collecting.params if isinstance(param, TyperOption)]
+        single = [one for one in options if not (one.is_flag or one.multiple or one.count)]
+        for param in single:
+            param.multiple = True
+        found, _, _ = collecting.make_parser(ctx).parse_args(list(args))
+        for param in single:
+            if len(values := found.get(param.name, [])) > 1:
+                times = "twice" if len(values) == 2 else count_of(len(values), "time")
+                names = dict.fromkeys(each.strip() for each in ",".join(values).split(","))
+                once = f"{param.opts[0]} {','.join(names)}" if param.metavar in LISTS else "it once"
+                texts = ", ".join(map(shown, values))
+                raise UserError(f"{param.opts[0]}: given {times} ({texts}); write {once}")
+        return super().parse_args(ctx, args)
 
 
 Points = Annotated[int, Ge(2), Le(1001), Says("a whole number from 2 to 1001")]
