@@ -130,7 +130,11 @@ def test_experiments_that_there_are_not(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "bad.yaml: got null, expected names with values"),
+        (
+            "",
+            "bad.yaml: got nothing, expected names with values, such as "
+            "{stream: digits, model: mlp, methods: {sgd: {lr: 0.1}}}",
+        ),
         ("- a\n- b\n", 'bad.yaml: got ["a", "b"], expected names with values'),
         ("42", "bad.yaml: got 42, expected names with values"),
         ("stream:\n\tname: digits\n", "bad.yaml, line 2: not YAML (found character '\\t'"),
