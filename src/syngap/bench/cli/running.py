@@ -140,7 +140,7 @@ def tune(
         typer.Option(
             "--trials",
             callback=checked(Count),
-            help="how many values to draw for each row; default: as in the experiment, or 16",
+            help="trials of a row in the first step; more follow; default: the file's, or 16",
         ),
     ] = None,
     workers: Workers = "auto",

@@ -1,7 +1,7 @@
 """The section `search` of an experiment: how hyper-parameters are chosen, for all methods alike.
 
 search:
-  trials: 16                              # values drawn for every row
+  trials: 16                              # of every row, in the first step
   added: [4, 4]                           # twice so many more, around the best or beyond an edge
   rounds: [[0.33, 3], [2, 5]]             # the best third of all with 3 seeds, the best 2 with 5
   seeds: 100..104                         # none of those of the table
@@ -48,7 +48,7 @@ class Search:
     """A checked search.
 
     Args:
-        trials: how many values are drawn for every row, those that it stands at among them.
+        trials: of every row in the first step, the values that it stands at among them.
         added: how many more follow, step by step, around the best so far.
         rounds: what follows the first seed: how many go on, a number or a share of all trials, and
             with how many seeds.
