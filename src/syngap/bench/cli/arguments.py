@@ -75,7 +75,7 @@ Seeds = Annotated[
 Methods = Annotated[
     str | None,
     typer.Option(
-        "--methods", help="run these rows only, such as er,syngap; default: all", metavar="ROWS"
+        "--methods", help="use only these methods, such as er,syngap; default: all", metavar="ROWS"
     ),
 ]
 Workers = Annotated[
@@ -84,7 +84,7 @@ Workers = Annotated[
         "--workers",
         metavar="N",
         callback=checked(Literal["auto"] | Count),
-        help="how many runs at the same time; auto: as many as fit",
+        help="how many runs at the same time; auto: as many as the machine can do",
     ),
 ]
 HungAfter = Annotated[
@@ -93,7 +93,7 @@ HungAfter = Annotated[
         "--hung-after",
         metavar="SECONDS",
         callback=checked(NonNegative),
-        help="stop a run that makes no progress for so long; default 1800, 0: never",
+        help="stop a run after this time without progress; default: 1800; 0: never",
     ),
 ]
 Engine = Annotated[
@@ -115,10 +115,12 @@ Out = Annotated[
     Path | None, typer.Option("--out", help="write the runs to this folder; default: runs/NAME")
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="read data sets from this folder")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="first delete earlier runs in the folder")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="first delete the earlier runs in the folder")]
 Against = Annotated[
     Path | None,
-    typer.Option("--against", help="folder of untuned runs; say which tuned rows end below them"),
+    typer.Option(
+        "--against", help="folder of untuned runs, to name tuned rows that are less accurate"
+    ),
 ]
 Results = Annotated[Path, typer.Option("--results", help="folder with recorded results")]
 Set = Annotated[
