@@ -20,7 +20,7 @@ from tiny import called, job, results, run_inline, state, tiny, tree, write_arra
 
 import syngap
 from syngap.bench import api, cli
-from syngap.bench.cli import running
+from syngap.bench.cli import arguments, running
 from syngap.bench.runner import local as engine
 from syngap.bench.runner.local import Event, run_here
 from syngap.bench.runner.progress import Display
@@ -130,7 +130,11 @@ def test_experiments_that_there_are_not(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "bad.yaml: got null, expected names with values"),
+        (
+            "",
+            "bad.yaml: got nothing, expected names with values, such as "
+            "{stream: digits, model: mlp, methods: {sgd: {lr: 0.1}}}",
+        ),
         ("- a\n- b\n", 'bad.yaml: got ["a", "b"], expected names with values'),
         ("42", "bad.yaml: got 42, expected names with values"),
         ("stream:\n\tname: digits\n", "bad.yaml, line 2: not YAML (found character '\\t'"),
@@ -298,6 +302,23 @@ def test_help_begins_with_a_short_sentence_and_explains_every_option() -> None:
         assert "\n" not in first, name
         for param in command.params:
             assert 0 < len(param.help or "") <= 75, (name, param.name)
+
+
+def test_an_option_that_takes_one_value_is_refused_where_it_is_given_twice(
+    refused: Callable[..., str],
+) -> None:
+    """In every command; all names of a list are in the advice. Options that repeat say so."""
+    program = cli._command()
+    for command in (program, *program.commands.values()):
+        for param in command.params:
+            option = param.opts[0]
+            if param.param_type_name != "option" or param.is_flag:
+                continue
+            assert param.multiple == ("repeatable" in param.help), option
+            if not param.multiple:
+                once = f"{option} 1,2,3" if param.metavar in arguments.LISTS else "it once"
+                said = refused(command.name, option, "1,2", f"{option}=2,3")
+                assert said == f'{option}: given twice ("1,2", "2,3"); write {once}'
 
 
 def test_a_gpu_where_there_is_none(

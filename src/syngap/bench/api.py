@@ -183,7 +183,7 @@ def tune(
         experiment: as for `run`.
         settings: as for `run`.
         methods: rows to search; None is every row that has a space.
-        trials: drawn for every row, in place of the experiment's.
+        trials: of every row in the first step, in place of the experiment's.
         out: the folder; runs/NAME-search by default.
         data: as for `run`.
         if_there: as for `run`.

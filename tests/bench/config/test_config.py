@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from syngap.bench.config.experiment import (
     with_earlier_defaults,
     with_settings,
 )
+from syngap.bench.config.finetuning import parse_experiment
 from syngap.bench.errors import UserError
 from syngap.bench.options import signature
 from syngap.bench.runner import local as engine
@@ -346,6 +348,59 @@ def test_any_seeds_are_taken_or_refused_in_one_line(text: str) -> None:
 def test_any_name_is_that_of_an_experiment_or_refused_in_one_line(name: str) -> None:
     assume(not name.endswith((".yaml", ".yml")))
     assert (taken(read, name) is not None) == (name in shipped())
+
+
+SEARCH = {
+    "seeds": "100..104",
+    "stream": {"validation": 0.2},
+    "spaces": {"sgd": {"lr": {"log": [0.1, 1.0]}}},
+}
+SECTIONS: dict[str, Any] = {"model": {}, "training": {}, "methods": {"sgd": {"lr": 0.1}}}
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {**SECTIONS, "stream": {"name": "digits"}, "model": {"name": "mlp"}, "search": SEARCH},
+        {**SECTIONS, "texts": {"name": "python"}, "model": {"name": "byte"}, "anchors": {}},
+    ],
+    ids=["stream", "finetuning"],
+)
+def test_where_names_with_values_are_expected_an_example_is_shown_that_is_accepted(
+    whole: dict[str, Any],
+) -> None:
+    """Of the whole file, too, and where a part that is needed is left empty."""
+
+    def parts(content: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        if not isinstance(content, dict):
+            return []
+        return [path, *(each for key in content for each in parts(content[key], (*path, key)))]
+
+    def put(value: Any, path: tuple[str, ...]) -> Any:
+        changed = {"": copy.deepcopy(whole)}
+        place: Any = changed
+        *parents, last = ("", *path)
+        for key in parents:
+            place = place[key]
+        place[last] = value
+        return changed[""]
+
+    def refusal(raw: Any) -> str:
+        try:
+            parse_experiment(with_settings(raw, []) if isinstance(raw, dict) else raw)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    assert refusal(whole) == ""
+    shown = set()
+    for path, wrong in product(parts(whole), (None, 3, ["a"])):
+        said, _, example = refusal(put(wrong, path)).partition(", such as ")
+        if "names with values" in said or "needs stream" in said:
+            place = () if "needs stream" in said else path
+            assert refusal(put(yaml.safe_load(example), place)) == ""
+            shown.add(path)
+    assert {path for path in parts(whole) if len(path) < 2} <= shown
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:

@@ -40,11 +40,15 @@ from syngap.bench.reporting.finetuning.columns import forgetting_of
 from syngap.bench.reporting.finetuning.comparison import compare_methods
 from syngap.bench.reporting.finetuning.comparison_page import comparison_page
 from syngap.bench.reporting.finetuning.comparison_table import (
+    AT_LEVELS,
     answers,
     before_and_after,
     headline,
     markdown,
+    notes,
     relative_to_adamw,
+    short_notes,
+    table,
 )
 from syngap.bench.reporting.finetuning.frontiers import MOST, drawn_outcomes
 from syngap.bench.reporting.finetuning.repeated import repeated
@@ -741,9 +745,21 @@ def test_what_is_left_out_is_named_for_the_rows_that_are_shown() -> None:
 
 def test_the_headline_names_the_method_that_forgets_least() -> None:
     assert headline(compare_methods(list(hand_made()))) == (
-        "gate with interpolation forgets least, 0.10 of what AdamW forgets of english, at 70 to 95 "
-        "% of AdamW's best gain on german (2 seeds)."
+        "gate with interpolation forgets least, on average 0.10 of what AdamW forgets of english "
+        "at 70, 80, 90 and 95 % of AdamW's best gain on german (2 seeds)."
     )
+
+
+def test_the_headline_the_table_and_the_page_define_forgetting_at_the_same_levels() -> None:
+    found = compare_methods(list(hand_made()))
+    heads, lines = before_and_after(found)
+    number = next(line for line in lines if line[0] == "gate")[heads.index("interpolated ↓")]
+    assert f"on average {number} of what AdamW forgets" in headline(found)
+    assert all(f"{100 * level:g}" in AT_LEVELS for level in LEVELS)
+    for said in (headline(found), short_notes(found), " ".join(notes(found))):
+        assert AT_LEVELS in said
+    for shown in (str(table(found).caption), html.unescape(comparison_page(list(hand_made()), ""))):
+        assert short_notes(found) in shown
 
 
 def test_of_several_kinds_the_one_that_is_forgotten_most_counts() -> None:
@@ -759,7 +775,7 @@ def test_of_several_kinds_the_one_that_is_forgotten_most_counts() -> None:
         ],
     )
     assert headline(both).startswith(
-        "gate with interpolation forgets least, 0.30 of what AdamW forgets of python,"
+        "gate with interpolation forgets least, on average 0.30 of what AdamW forgets of python at"
     )
 
 
@@ -768,12 +784,12 @@ def test_of_several_methods_that_forget_nothing_the_headline_names_each() -> Non
     adamw, gate = found.outcomes
     gate = replace(gate, interpolated={"english": [0.004, 0.0]})
     alone = replace(found, outcomes=[adamw, gate])
-    assert headline(alone).startswith("gate with interpolation forgets nothing at 70 to 95 %")
+    assert headline(alone).startswith("gate with interpolation forgets nothing at 70, 80, 90")
     more = replace(gate, family="more", gains=[1.2, 1.1])
     both = replace(found, outcomes=[adamw, gate, more])
     assert headline(both) == (
-        "gate and more with interpolation forget nothing at 70 to 95 % of AdamW's best gain on "
-        "german; of these, more learns most (2 seeds)."
+        "gate and more with interpolation forget nothing at 70, 80, 90 and 95 % of AdamW's best "
+        "gain on german; of these, more learns most (2 seeds)."
     )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import dist
 
@@ -180,6 +181,23 @@ def test_cards_have_the_interval_that_the_verdict_goes_by(opened, demo):
     sgd = compare(subject(found), rivals(found)[1]).accuracy
     shown = text(opened, ".card:first-child li:nth-child(2) .decided")
     assert shown == f"+{sgd.mean:.1f} ± {half_width(sgd):.1f}"
+
+
+def test_a_difference_that_is_not_shown_has_its_reason_beside_the_dash(browser, tmp_path):
+    quick = replace(DEMO["sgd"], seconds=0.5)
+    made = {"er": DEMO["er"], "sgd": quick, "syngap": DEMO["syngap"]}
+    runs = write_experiment(tmp_path / "runs", made, every=50)
+    for seed in (7, 8, 9):
+        write_run(runs, "derpp", DEMO["derpp"], seed, every=50)
+    write_page(read_runs(runs), tmp_path / "page.html", "dashes")
+    browser.open(tmp_path / "page.html")
+    dashes = [said for said in texts(browser, ".card .found") if said.startswith("–")]
+    assert dashes == [
+        "–no common seed",
+        "–no common seed",
+        "–runs below a second",
+        "–no common seed",
+    ]
 
 
 def test_without_syngap_the_most_accurate_method_has_the_cards(browser, tmp_path):

@@ -310,6 +310,14 @@ def test_every_row_has_its_runs_and_the_best_of_the_last_round_is_chosen(
     assert {key: found[key] for key in written_search} == written_search
 
 
+def test_the_table_says_how_many_of_its_trials_the_option_counts(here: Path, call: Call) -> None:
+    printed = call(*TUNE, "--trials", "2", "--set", "search.added=[1, 2]", "--methods", "sgd")[1]
+    said = "Trials of each row: 2 in the first step (--trials), then 1 and 2 more around its best."
+    assert said in " ".join(printed.split())
+    (line,) = (line for line in printed.splitlines() if line.startswith("│ sgd"))
+    assert [cell.strip() for cell in line.split("│")][4] == "5"
+
+
 def loaded_experiment(here: Path) -> dict[str, Any]:
     mapping = Experiment.from_mapping(read(str(here / "tiny.yaml"))).as_mapping()
     return dict(yaml.safe_load(yaml.safe_dump(mapping)))

@@ -14,7 +14,7 @@ import typer
 
 from syngap import __version__
 from syngap.bench.cli import machine, reports, running
-from syngap.bench.cli.arguments import LISTS
+from syngap.bench.cli.arguments import LISTS, Command
 from syngap.bench.errors import UserError
 
 __all__ = ["app", "main"]
@@ -39,7 +39,7 @@ for _function in (
     machine.data,
     machine.doctor,
 ):
-    app.command()(_function)
+    app.command(cls=Command)(_function)
 
 
 @app.callback(invoke_without_command=True)

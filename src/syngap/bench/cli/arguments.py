@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from annotated_types import Ge, Le
+from typer.core import TyperCommand, TyperOption
 
 from syngap.bench.errors import UserError
 from syngap.bench.options import Count, NonNegative, Says, check_value, shown
+from syngap.messages import count_of
 
 
 class DataSet(str, Enum):
@@ -29,6 +32,28 @@ class EngineChoice(str, Enum):
 
 
 LISTS = ("SEEDS", "ROWS", "LOGGERS")  # the metavars of options that take several, with commas
+
+
+class Command(TyperCommand):
+    """A command that refuses an option with one value that is there twice: the last would win."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, and before that once with every value of each option."""
+        collecting = copy(self)
+        collecting.params = [copy(param) for param in self.params]
+        options = [param for param in collecting.params if isinstance(param, TyperOption)]
+        single = [one for one in options if not (one.is_flag or one.multiple or one.count)]
+        for param in single:
+            param.multiple = True
+        found, _, _ = collecting.make_parser(ctx).parse_args(list(args))
+        for param in single:
+            if len(values := found.get(param.name, [])) > 1:
+                times = "twice" if len(values) == 2 else count_of(len(values), "time")
+                names = dict.fromkeys(each.strip() for each in ",".join(values).split(","))
+                once = f"{param.opts[0]} {','.join(names)}" if param.metavar in LISTS else "it once"
+                texts = ", ".join(map(shown, values))
+                raise UserError(f"{param.opts[0]}: given {times} ({texts}); write {once}")
+        return super().parse_args(ctx, args)
 
 
 Points = Annotated[int, Ge(2), Le(1001), Says("a whole number from 2 to 1001")]
@@ -50,7 +75,7 @@ Seeds = Annotated[
 Methods = Annotated[
     str | None,
     typer.Option(
-        "--methods", help="run these rows only, such as er,syngap; default: all", metavar="ROWS"
+        "--methods", help="use only these methods, such as er,syngap; default: all", metavar="ROWS"
     ),
 ]
 Workers = Annotated[
@@ -59,7 +84,7 @@ Workers = Annotated[
         "--workers",
         metavar="N",
         callback=checked(Literal["auto"] | Count),
-        help="how many runs at the same time; auto: as many as fit",
+        help="how many runs at the same time; auto: as many as the machine can do",
     ),
 ]
 HungAfter = Annotated[
@@ -68,7 +93,7 @@ HungAfter = Annotated[
         "--hung-after",
         metavar="SECONDS",
         callback=checked(NonNegative),
-        help="stop a run that makes no progress for so long; default 1800, 0: never",
+        help="stop a run after this time without progress; default: 1800; 0: never",
     ),
 ]
 Engine = Annotated[
@@ -90,10 +115,12 @@ Out = Annotated[
     Path | None, typer.Option("--out", help="write the runs to this folder; default: runs/NAME")
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="read data sets from this folder")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="first delete earlier runs in the folder")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="first delete the earlier runs in the folder")]
 Against = Annotated[
     Path | None,
-    typer.Option("--against", help="folder of untuned runs; say which tuned rows end below them"),
+    typer.Option(
+        "--against", help="folder of untuned runs, to name tuned rows that are less accurate"
+    ),
 ]
 Results = Annotated[Path, typer.Option("--results", help="folder with recorded results")]
 Set = Annotated[

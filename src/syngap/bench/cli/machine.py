@@ -16,7 +16,8 @@ __all__ = ["data", "doctor"]
 def data(
     name: Annotated[DataSet, typer.Argument(help="data set to download")],
     to: Annotated[
-        Path | None, typer.Option("--to", help="write to this folder; default: the cache")
+        Path | None,
+        typer.Option("--to", help="write to this folder; default: the cache folder of syngap"),
     ] = None,
     size: Annotated[
         int,

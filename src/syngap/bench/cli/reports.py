@@ -39,11 +39,11 @@ def report(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="write nothing; exit code 1 if a tuned row ends below an untuned one"
+            "--check", help="write nothing; exit code 1 if tuning made a row less accurate"
         ),
     ] = False,
 ) -> None:
-    """Print the table and write the page again."""
+    """Print the table of runs and write their HTML page."""
     from syngap.bench.reporting.results import Results, holds_experiments
 
     if check:
@@ -105,13 +105,13 @@ def keep(
         ),
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="replace recorded files that differ")
+        bool, typer.Option("--replace", help="replace recorded files that are different")
     ] = False,
     against: Against = None,
 ) -> None:
-    """Record runs as results.
+    """Copy runs to the folder of recorded results.
 
-    The runs are copied without checkpoints and without the paths of this machine.
+    Checkpoints and the paths of this machine are left out.
     """
     from syngap.bench.runs import Runs
     from syngap.bench.store.folder_reader import read_runs

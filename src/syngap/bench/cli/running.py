@@ -48,11 +48,11 @@ def demo(
     out: Out = None,
     fresh: Fresh = False,
 ) -> None:
-    """Show what syngap does, in about a minute.
+    """Show what syngap does, in one or two minutes.
 
     First it protects a small language model. Then it compares all methods on handwritten digits.
-    It prints two tables and writes a page that has both. With --methods or --seeds it runs the
-    digits only.
+    It prints two tables and writes an HTML page with both. With --methods or --seeds it runs only
+    the digits.
     """
     from syngap.bench import api
 
@@ -88,14 +88,14 @@ def run(
     out: Out = None,
     data: Data = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="continue the runs that are in the folder")
+        bool, typer.Option("--resume", help="continue the runs in the folder")
     ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="RECORD",
-            help="do not repeat runs that are in the folder that `syngap keep` wrote",
+            help="skip the runs in this folder, which `syngap keep` wrote",
         ),
     ] = None,
     fresh: Fresh = False,
@@ -106,8 +106,8 @@ def run(
 ) -> None:
     """Run an experiment.
 
-    Every method runs with every seed, each in a folder of its own. Then the table is printed and
-    the page is written.
+    Every method runs with every seed. Each run has its own folder. Then the table is printed and
+    an HTML page is written.
     """
     from syngap.bench import api
 
@@ -140,7 +140,7 @@ def tune(
         typer.Option(
             "--trials",
             callback=checked(Count),
-            help="how many values to draw for each row; default: as in the experiment, or 16",
+            help="trials of a row in the first step; more follow; default: the file's, or 16",
         ),
     ] = None,
     workers: Workers = "auto",
@@ -150,19 +150,21 @@ def tune(
     ] = None,
     data: Data = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="continue the search that is in the folder")
+        bool, typer.Option("--resume", help="continue the search in the folder")
     ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="RECORD",
-            help="continue a search from the folder that `syngap keep --unfinished` wrote",
+            help="continue a search from a folder that `syngap keep --unfinished` wrote",
         ),
     ] = None,
     table: Annotated[
         bool,
-        typer.Option("--table", help="then run the table with the chosen values, and record both"),
+        typer.Option(
+            "--table", help="then run the table with the chosen values; record search and table"
+        ),
     ] = False,
     results: Results = Path("results"),
     fresh: Fresh = False,
@@ -173,9 +175,9 @@ def tune(
 ) -> None:
     """Search hyper-parameters.
 
-    The section `search` of the experiment says what is tried. Every row has the same number of
-    runs, each as long as those of the table. Test samples are not used. With --table one command
-    makes a tuned table, and the same command with --resume goes on wherever it was stopped.
+    The section `search` of the experiment says which values to try. Every method has the same
+    number of runs, as long as those of the table. Test samples are not used. With --table the same
+    command then makes the table. After a stop, add --resume to continue.
     """
     from rich.console import Console
 
@@ -215,7 +217,7 @@ def reproduce(
     row: Annotated[
         str | None,
         typer.Option(
-            "--row", metavar="ROWS", help="rows, or all; default: er,syngap or adamw,protect"
+            "--row", metavar="ROWS", help="methods, or all; default: er,syngap or adamw,protect"
         ),
     ] = None,
     seeds: Annotated[
@@ -235,7 +237,7 @@ def reproduce(
 ) -> None:
     """Run recorded experiments again.
 
-    It says whether each new result is inside the spread of the recorded ones.
+    It says whether each new result is in the range that is expected from the recorded ones.
     """
     from syngap.bench import api
 
@@ -268,23 +270,27 @@ def landscape(
     data: Data = None,
     points: Annotated[
         int,
-        typer.Option("--points", callback=checked(Points), help="grid points in each direction"),
+        typer.Option(
+            "--points", callback=checked(Points), help="number of grid points in each direction"
+        ),
     ] = 31,
     samples: Annotated[
         int,
         typer.Option(
-            "--samples", callback=checked(Count), help="at most so many samples of task 1"
+            "--samples", callback=checked(Count), help="largest number of samples of task 1 to use"
         ),
     ] = 1000,
     random: Annotated[
         bool, typer.Option("--random", help="also compute a plane of two random directions")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="compute everything again")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="compute everything again, also what is in the folder")
+    ] = False,
 ) -> None:
     """Compute a loss landscape.
 
-    The model learns two tasks. The landscape is the loss on the first, in the plane in which the
-    weights moved.
+    The model learns two tasks. The landscape is the loss on the first task, in the plane through
+    the weights at the start, after task 1 and after task 2.
     """
     from rich.console import Console
 

@@ -28,6 +28,8 @@ from syngap.bench.config.reading import FORMAT, BoundedLoader, check_format, tex
 from syngap.bench.config.run_config import RunConfig, Training
 from syngap.bench.config.search import Search
 from syngap.bench.config.values import (
+    EXPERIMENT,
+    METHODS,
     mapping_of,
     method_of,
     name_of,
@@ -79,7 +81,7 @@ class Experiment:
     @classmethod
     def from_mapping(cls, raw: Any) -> Experiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
-        raw = mapping_of(raw, "the configuration")
+        raw = mapping_of(raw, "the configuration", EXPERIMENT)
         check_format(raw, "the configuration")
         for key in raw:
             if key not in (*_KEYS, "format"):
@@ -87,8 +89,11 @@ class Experiment:
                 raise UserError(f"{named(key)}: unknown option{hint}")
         for key in ("stream", "model", "methods"):
             if not raw.get(key):
-                raise UserError(f"{key}: missing; a configuration needs stream, model and methods")
-        rows = mapping_of(raw["methods"], "methods")
+                raise UserError(
+                    f"{key}: missing; a configuration needs stream, model and methods, such as "
+                    f"{EXPERIMENT}"
+                )
+        rows = mapping_of(raw["methods"], "methods", METHODS)
         experiment = cls(
             name=name_of(raw.get("name", "experiment"), "name"),
             stream=part_of(raw["stream"], "stream", streams.registry.names(), streams.options),
@@ -100,7 +105,9 @@ class Experiment:
             ),
             training=Training(
                 **checked(
-                    options_of(raw.get("training"), "training"), signature(Training), "training"
+                    options_of(raw.get("training"), "training", "{device: cpu}"),
+                    signature(Training),
+                    "training",
                 )
             ),
             methods={
@@ -111,7 +118,7 @@ class Experiment:
         if raw.get("search") is None:
             return experiment
         search = Search.from_mapping(
-            mapping_of(raw["search"], "search"),
+            raw["search"],
             stream=experiment.stream,
             methods=experiment.methods,
             seeds=experiment.seeds,
@@ -263,7 +270,7 @@ def read(name_or_file: str) -> dict[str, Any]:
             raise UserError(f"{path}: cannot be read ({_reason(error)})") from error
     else:
         text = _shipped_text(name_or_file)
-    return mapping_of(parse_yaml(text, str(path)), str(path))
+    return mapping_of(parse_yaml(text, str(path)), str(path), EXPERIMENT)
 
 
 def shipped(kind: Literal["stream", "finetuning"] = "stream") -> list[str]:
@@ -330,12 +337,15 @@ def with_settings(
             inner = place.get(key)
             if depth == 0 and key in ("stream", *TASKS, "model") and isinstance(inner, str):
                 inner = {"name": inner}
-            place[key] = dict(options_of(inner, named(".".join(parents[: depth + 1]))))
+            inner_key = named([*parents, last][depth + 1])
+            place[key] = dict(
+                options_of(inner, named(".".join(parents[: depth + 1])), f"{{{inner_key}: …}}")
+            )
             place = place[key]
         place[last] = parse_yaml(text, f"--set {named(path)}")
     if "methods" in changed:
         registry = finetuning_methods if task_in(raw) else methods.registry
-        rows = mapping_of(changed["methods"], "methods")
+        rows = mapping_of(changed["methods"], "methods", METHODS)
         before = raw.get("methods")
         check_rows(rows, before, registry.names())
 

@@ -27,6 +27,8 @@ from syngap.bench.config.experiment import Experiment
 from syngap.bench.config.reading import FORMAT, check_format
 from syngap.bench.config.run_config import RunConfig
 from syngap.bench.config.values import (
+    EXPERIMENT,
+    METHODS,
     mapping_of,
     method_and_options,
     name_of,
@@ -203,7 +205,7 @@ class FinetuningExperiment:
     @classmethod
     def from_mapping(cls, raw: Any) -> FinetuningExperiment:
         """Return the experiment that a YAML file describes; UserError where it cannot be one."""
-        raw = mapping_of(raw, "the configuration")
+        raw = mapping_of(raw, "the configuration", EXPERIMENT)
         check_format(raw, "the configuration")
         task = task_in(raw) or TASKS["texts"]
         keys = ("name", task.key, *_KEYS)
@@ -216,7 +218,7 @@ class FinetuningExperiment:
                 raise UserError(
                     f"{key}: missing; a configuration needs {task.key}, model and methods"
                 )
-        rows = mapping_of(raw["methods"], "methods")
+        rows = mapping_of(raw["methods"], "methods", METHODS)
         return cls(
             name=name_of(raw.get("name", "experiment"), "name"),
             task=task.key,
@@ -318,11 +320,14 @@ def _part(raw: Any, path: str, registry: Any) -> Component:
 
 
 def _options(kind: Any, raw: Any, path: str) -> Any:
-    return kind(**checked(options_of(raw, path), signature(kind), path))
+    return kind(**checked(options_of(raw, path, "{device: cpu}"), signature(kind), path))
 
 
 def _anchors(raw: Any, task: ModelTask) -> Anchors:
-    options = {"source": task.anchors[0], **options_of(raw, "anchors")}
+    options = {
+        "source": task.anchors[0],
+        **options_of(raw, "anchors", f"{{source: {task.anchors[0]}}}"),
+    }
     anchors: Anchors = _options(Anchors, options, "anchors")
     if anchors.source not in task.anchors:
         raise UserError(

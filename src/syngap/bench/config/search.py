@@ -1,7 +1,7 @@
 """The section `search` of an experiment: how hyper-parameters are chosen, for all methods alike.
 
 search:
-  trials: 16                              # values drawn for every row
+  trials: 16                              # of every row, in the first step
   added: [4, 4]                           # twice so many more, around the best or beyond an edge
   rounds: [[0.33, 3], [2, 5]]             # the best third of all with 3 seeds, the best 2 with 5
   seeds: 100..104                         # none of those of the table
@@ -48,7 +48,7 @@ class Search:
     """A checked search.
 
     Args:
-        trials: how many values are drawn for every row, those that it stands at among them.
+        trials: of every row in the first step, the values that it stands at among them.
         added: how many more follow, step by step, around the best so far.
         rounds: what follows the first seed: how many go on, a number or a share of all trials, and
             with how many seeds.
@@ -69,7 +69,7 @@ class Search:
     @classmethod
     def from_mapping(
         cls,
-        raw: Mapping[str, Any],
+        raw: Any,
         *,
         stream: Component,
         methods: Mapping[str, Component],
@@ -83,6 +83,10 @@ class Search:
             methods: of the experiment, complete.
             seeds: of the experiment, which the search may not use.
         """
+        space = "{lr: {log: [0.01, 1.0]}}"
+        kept, searched = "{validation: 0.2}", f"{{{next(iter(methods), 'sgd')}: {space}}}"
+        every = f"{{seeds: 100..104, stream: {kept}, spaces: {searched}}}"
+        raw = mapping_of(raw, "search", every)
         for key in raw:
             if key not in _KEYS:
                 hint = nearest(str(key), _KEYS) or f"; there are {', '.join(_KEYS)}"
@@ -90,8 +94,8 @@ class Search:
         for key in _NEEDED:
             if raw.get(key) is None:
                 raise UserError(f"search.{key}: missing; a search needs {', '.join(_NEEDED)}")
-        validation = _validation(stream, mapping_of(raw["stream"], "search.stream"))
-        rows = mapping_of(raw["spaces"], "search.spaces")
+        validation = _validation(stream, mapping_of(raw["stream"], "search.stream", kept))
+        rows = mapping_of(raw["spaces"], "search.spaces", searched)
         numbers = {**_DEFAULTS, **{key: raw[key] for key in _DEFAULTS if raw.get(key) is not None}}
         search = cls(
             trials=check_value(numbers["trials"], Trials, "search.trials"),
@@ -100,7 +104,7 @@ class Search:
             seeds=seeds_in(raw["seeds"], "search.seeds"),
             validation=validation,
             stream=stream.with_options({"validation": validation}),
-            spaces={row: _spaces(row, options, methods) for row, options in rows.items()},
+            spaces={row: _spaces(row, options, methods, space) for row, options in rows.items()},
         )
         most = max([1, *(seeds for _, seeds in search.rounds)])
         if len(search.seeds) != most:
@@ -209,12 +213,12 @@ def _validation(stream: Component, changes: Mapping[str, Any]) -> float:
     return float(after["validation"])
 
 
-def _spaces(row: Any, raw: Any, methods: Mapping[str, Component]) -> dict[str, Space]:
+def _spaces(row: Any, raw: Any, methods: Mapping[str, Component], example: str) -> dict[str, Space]:
     path = f"search.spaces.{named(row)}"
     if row not in methods:
         hint = nearest(str(row), methods) or f"; there are {', '.join(methods)}"
         raise UserError(f"{path}: unknown row{hint}")
-    options = options_of(raw, path)
+    options = options_of(raw, path, example)
     if not options:
         raise UserError(f"{path}: missing, expected options with what to try")
     allowed = signature(known_methods.registry.get(methods[row].name))

@@ -14,6 +14,8 @@ from syngap.bench.options import LARGEST_SEED, checked, shown, signature
 from syngap.bench.registry import Registry
 
 __all__ = [
+    "EXPERIMENT",
+    "METHODS",
     "mapping_of",
     "method_and_options",
     "method_of",
@@ -23,6 +25,10 @@ __all__ = [
     "seeds_in",
     "seeds_of",
 ]
+
+# What messages show as an example. Experiments of either kind take these methods.
+METHODS = "{sgd: {lr: 0.1}}"
+EXPERIMENT = f"{{stream: digits, model: mlp, methods: {METHODS}}}"
 
 
 def part_of(raw: Any, path: str, names: Sequence[str], options: Any) -> Component:
@@ -34,7 +40,11 @@ def part_of(raw: Any, path: str, names: Sequence[str], options: Any) -> Componen
         names: those it may have.
         options: from a name to the options that go with it.
     """
-    raw = {"name": raw} if isinstance(raw, str) else dict(mapping_of(raw, path))
+    raw = (
+        {"name": raw}
+        if isinstance(raw, str)
+        else dict(mapping_of(raw, path, f"{{name: {names[0]}}}"))
+    )
     name = raw.pop("name", None)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"{path}.name: got {shown(name)}, expected one of {', '.join(names)}")
@@ -53,7 +63,7 @@ def method_of(row: Any, raw: Any) -> Component:
 
 def method_and_options(row: Any, raw: Any, known: Registry) -> tuple[str, Any, dict[str, Any]]:
     """Return the name of a row's method, the method, and the options that it is given."""
-    raw = dict(options_of(raw, f"methods.{row}"))
+    raw = dict(options_of(raw, f"methods.{row}", "{lr: 0.1}"))
     name = raw.pop("method", row)
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"methods.{row}.method: got {shown(name)}, expected a method's name")
@@ -101,15 +111,16 @@ def seeds_of(text: str, path: str = "seeds") -> list[int]:
     return seeds_in(seeds, path)
 
 
-def options_of(raw: Any, path: str) -> dict[str, Any]:
+def options_of(raw: Any, path: str, example: str) -> dict[str, Any]:
     """Return a mapping that may be left empty."""
-    return {} if raw is None else mapping_of(raw, path)
+    return {} if raw is None else mapping_of(raw, path, example)
 
 
-def mapping_of(raw: Any, path: str) -> dict[str, Any]:
-    """Return `raw` where it is a mapping; UserError otherwise."""
+def mapping_of(raw: Any, path: str, example: str) -> dict[str, Any]:
+    """Return `raw` where it is a mapping; UserError, which shows the example, otherwise."""
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: got {shown(raw)}, expected names with values")
+        got = "nothing" if raw is None else shown(raw)
+        raise UserError(f"{path}: got {got}, expected names with values, such as {example}")
     return raw
 
 

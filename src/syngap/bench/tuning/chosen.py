@@ -83,8 +83,14 @@ def write_chosen(tuning: Tuning) -> Path:
 
 
 def table(tuning: Tuning) -> Table:
-    """Return the rows with what was chosen for them, and what that took."""
-    shown = Table("row", header_style="bold")
+    """Return the rows with what was chosen for them, what that took, and what `--trials` counts."""
+    shown = Table("row", header_style="bold", caption_justify="left")
+    if added := tuning.search.added:
+        more = " and ".join(map(str, added))
+        shown.caption = (
+            f"Trials of each row: {tuning.search.trials} in the first step (--trials), then {more} "
+            "more around its best."
+        )
     shown.add_column("chosen", overflow="fold")
     for heading in ("validation ACC", "trials", "runs", "training", "device time"):
         shown.add_column(heading, justify="right")

@@ -18,10 +18,10 @@ from syngap import __version__
 from syngap.bench.finetuning.model_tasks import TASKS
 from syngap.bench.reporting.finetuning.comparison import Comparison, compare_methods
 from syngap.bench.reporting.finetuning.comparison_table import (
-    SHORT,
     before_and_after,
     headline,
     notes,
+    short_notes,
     story,
     whole_table,
 )
@@ -62,7 +62,7 @@ def comparison_page(runs: Sequence[Run], title: str, *, timestamp: datetime | No
         "headline": html.escape(headline(found)),
         "story": html.escape(story(found)),
         "before_and_after": _rows(*before_and_after(found)),
-        "short": html.escape(SHORT),
+        "short": html.escape(short_notes(found)),
         "table": _rows(*whole_table(found)),
         "notes": "".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes(found)),
         "figures": _figures(found),
@@ -95,7 +95,7 @@ def comparison_opening(runs: Sequence[Run], title: str, link: str) -> str:
   <div class="scroll" role="region" aria-label="Test losses before and after" tabindex="0">{
         _rows(*before_and_after(found))
     }</div>
-  <p class="note">{html.escape(SHORT)} <a href="{
+  <p class="note">{html.escape(short_notes(found))} <a href="{
         html.escape(link)
     }">The frontiers and all trials</a></p>
 </section>

@@ -32,24 +32,33 @@ from syngap.bench.reporting.finetuning.comparison import (
 from syngap.messages import count_of
 
 __all__ = [
-    "SHORT",
+    "AT_LEVELS",
     "answers",
     "before_and_after",
     "headline",
     "markdown",
     "notes",
     "relative_to_adamw",
+    "short_notes",
     "story",
     "table",
     "whole_table",
 ]
 
-SHORT = (
-    "Losses are those on test data, as trained, at the rate with the lowest new loss. Forgets: the "
-    "rise of an old loss when the new loss is as low as AdamW's; AdamW's rise is 1. Of several old "
-    "losses it is the one that rises most. Interpolated: the same after interpolation with the "
-    "start. –: learned too little to compare."
-)
+*_FIRST, _LAST = (f"{100 * level:g}" for level in LEVELS)
+AT_LEVELS = f"at {', '.join(_FIRST)} and {_LAST} % of AdamW's best gain"
+
+
+def short_notes(found: Comparison) -> str:
+    """Return what the columns of the short table mean, and which of them the headline is about."""
+    return (
+        "Losses: on test data, as trained, where the new loss is lowest. Gain: how far the new "
+        f"loss falls. Forgets: the rise of {found.task.rise}, divided by AdamW's rise as trained; "
+        f"the mean {AT_LEVELS}; of several old losses, the largest. Interpolated: the same after "
+        "interpolation with the start; the headline is about this number. –: the gain is not "
+        "reached, or AdamW forgets nothing there. Points are chosen on one half of the test data "
+        "and evaluated on the other, both ways; means over seeds. s: seconds of a trial, median."
+    )
 
 
 def before_and_after(found: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -83,7 +92,8 @@ def table(found: Comparison) -> Table:
     """Return the short table for a terminal."""
     shown = Table(
         title=f"test losses before and after learning {found.new}",
-        caption=f"{SHORT} The page and --markdown have more.",
+        caption=f"{short_notes(found)} The page and --markdown have more.",
+        caption_justify="left",
     )
     (first, *heads), lines = before_and_after(found)
     shown.add_column(first, no_wrap=True)
@@ -191,12 +201,11 @@ def notes(found: Comparison) -> list[str]:
 
 def definitions(found: Comparison, level: float | None = None) -> list[str]:
     """Return what the columns mean."""
-    where = "mean over 70, 80, 90 and 95 %" if level is None else f"at {100 * level:g} %"
+    where = f"mean {AT_LEVELS}" if level is None else f"at {100 * level:g} % of AdamW's best gain"
     return [
         f"Forgetting is the rise of {found.task.rise}, relative to AdamW as trained, at equal "
-        f"new loss: {where} of AdamW's best gain, then over seeds (range). "
-        "Where the old loss falls it is 0. A dash: a level is not reached, or AdamW forgets "
-        "nothing there.",
+        f"new loss: {where}, then over seeds (range). Where the old loss falls it is 0. A dash: a "
+        "level is not reached, or AdamW forgets nothing there.",
         "Points are chosen on one half of the test data and evaluated on the other, both ways. "
         "Interpolated: each evaluation with every share of the way from the start. Equal time: "
         "points within AdamW's seconds, set-up counted.",
@@ -242,10 +251,9 @@ def headline(found: Comparison) -> str:
         said = f"{_listed(none)} with interpolation {verb} nothing{whose}"
         best = max(none, key=lambda one: fmean(one.gains))
     else:
-        said = f"{best.label} with interpolation forgets least, {amount:.2f} of what AdamW forgets "
-        said += f"of {kind},"
-    levels = f"{100 * min(LEVELS):.0f} to {100 * max(LEVELS):.0f} %"
-    said += f" at {levels} of AdamW's best gain on {found.new}"
+        said = f"{best.label} with interpolation forgets least, on average {amount:.2f} of what "
+        said += f"AdamW forgets of {kind}"
+    said += f" {AT_LEVELS} on {found.new}"
     said += f"; of these, {best.label} learns most" if len(none) > 1 else ""
     return f"{said} ({count_of(len(best.seeds), 'seed')})."
 

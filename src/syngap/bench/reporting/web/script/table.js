@@ -102,10 +102,11 @@ function drawCards() {
     make(shown, "b", {}, text);
     shown.append(`${value && value[1] !== null && name !== "seconds" ? ` ± ${number(value[1])}` : ""} ${unit}`);
     const list = make(box, "ul");
-    if (name === "seconds" && data.against.every((rival) => rival.time === null)) {
+    if (name === "seconds" && data.against.every((rival) => rival.time === null && rival.seeds)) {
       make(list, "li", { class: "says" }, data.against.length ? "runs below a second are not compared" : "");
       return;
     }
+    const absent = name === "seconds" ? "runs below a second" : "not measured";
     for (const rival of data.against) {
       const [difference, words, sign] = against(rival);
       const line = make(list, "li");
@@ -113,7 +114,7 @@ function drawCards() {
       if (rival.seeds !== ours.seeds.length) make(label, "span", { class: "says" }, ` (${plural(rival.seeds, "seed")})`);
       const found = make(line, "span", { class: "found" });
       make(found, "span", { class: sign ? "decided" : "" }, difference);
-      make(found, "span", { class: "says" }, words);
+      make(found, "span", { class: "says" }, difference !== "–" ? words : rival.seeds ? absent : "no common seed");
     }
   }
 
