@@ -34,7 +34,7 @@ from syngap import SynGAP
 from syngap.bench.store import layout
 from syngap.optim import DEFAULTS, GatedOptimizer, gate_changes
 from syngap.optim.basis import Basis
-from syngap.optim.knowledge import Known
+from syngap.optim.knowledge import Knowledge, Known
 from syngap.optim.wrapped import WrappedSynGAP
 
 PACKAGE = Path(syngap.__file__).parent
@@ -200,14 +200,16 @@ def test_importance_and_mask_are_in_the_coordinates_of_the_basis(name: str) -> N
         optimizer = BASES[name](model)
         gate_changes.adopt(
             optimizer.gate,
-            {
-                param: Known(
-                    torch.zeros_like(param),
-                    torch.zeros(()),
-                    reversed_rows(param) if has_basis else None,
-                )
-                for param in model.parameters()
-            },
+            Knowledge(
+                {
+                    param: Known(
+                        torch.zeros_like(param),
+                        torch.zeros(()),
+                        reversed_rows(param) if has_basis else None,
+                    )
+                    for param in model.parameters()
+                }
+            ),
         )
         train(model, optimizer, range(5))
         ended.append((values_of(model), optimizer.importance()))

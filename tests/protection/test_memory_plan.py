@@ -66,6 +66,8 @@ def test_the_plan_has_each_tensor_of_a_protected_model(
         for stack in work.stacks:
             (place,) = stack.places  # one of a kind, on a CPU
             masks[work.whole[place]] = form_of(stack.mask)
+        entries = [param for param, basis in zip(work.whole, work.bases, strict=True) if not basis]
+        masks |= zip(entries, map(form_of, work.small or []), strict=True)
     params = dict(model.named_parameters())
     assert [one.name for one in plan.parameters] == list(params)
     for one in plan.parameters:
@@ -215,11 +217,19 @@ def test_second_moments_are_those_of_the_first_pass(
     assert seen == [plan.moments]
 
 
+def masks_of(plan: MemoryPlan) -> tuple[int, int]:
+    """Return the bytes of masks along directions, and along entries."""
+    along = sum(one.mask.nbytes for one in plan.parameters if one.mask and any(one.sides))
+    return along, plan.on_device()["masks"] - along
+
+
 def test_on_a_gpu_what_is_known_takes_half_precision() -> None:
     model, known = Chain(), torch.randint(50, (64, 6))
     here, there = plan_memory(model, known), plan_memory(model, known, device="cuda")
-    for name in ("importance", "masks", "directions"):
+    for name in ("importance", "directions"):
         assert here.on_device()[name] == 2 * there.on_device()[name] > 0
+    along, entries = masks_of(here)
+    assert masks_of(there) == (along // 2, entries)  # few are kept as they are calculated
     assert here.on_device()["weights"] == there.on_device()["weights"]
     with torch.device("meta"):
         meta = Chain()
@@ -234,15 +244,16 @@ def test_fsdp_shards_all_but_what_lies_along_directions() -> None:
     model, known = Chain(), torch.randint(50, (64, 6))
     one, four = (plan_memory(model, known, processes=count) for count in (1, 4))
     alone, each = one.on_device(), four.on_device()
-    assert each["masks"] == alone["masks"]
+    assert masks_of(four)[0] == masks_of(one)[0]
     assert each["directions"] == alone["directions"]
     rows = sum(-(-len(param) // 4) * param[0].nbytes for param in model.parameters())
     assert each["gradients"] == rows < alone["gradients"]
     assert each["AdamW's moments"] == 2 * rows
     assert each["teacher"] == four.answers
-    entries = [one.importance for one in four.parameters if one.mask is None and one.importance]
-    assert entries
-    along = sum(one.importance.nbytes for one in four.parameters if one.mask and one.importance)
+    learned = [(one.importance, any(one.sides)) for one in four.parameters if one.importance]
+    entries = [form for form, has_directions in learned if not has_directions]
+    assert masks_of(four)[1] == sum(form.shard(4) for form in entries) > 0
+    along = sum(form.nbytes for form, has_directions in learned if has_directions)
     assert each["importance"] == along + sum(form.shard(4) for form in entries)
 
 

@@ -401,7 +401,8 @@ def memory(rank: int) -> dict[str, int]:
     train(model, optimizer, protection.loss, rank, range(1))
     params = list(model.parameters())
     states = [optimizer.state[param] for param in params]
-    stacks = [stack for work in optimizer.gate._works for stack in work.stacks]
+    masks = [stack.mask for work in optimizer.gate._works for stack in work.stacks]
+    masks += [mask for work in optimizer.gate._works for mask in work.small or ()]
     return {
         "weights": bytes_of(params),
         "gradients": bytes_of(param.grad for param in params),
@@ -411,7 +412,7 @@ def memory(rank: int) -> dict[str, int]:
             for name in ("exp_avg", "exp_avg_sq")
         ),
         "importance": bytes_of(state["importance"] for state in states),
-        "masks": bytes_of(stack.mask for stack in stacks),
+        "masks": bytes_of(masks),
         "directions": bytes_of(
             state[side] for state in states for side in ("left", "right") if side in state
         ),

@@ -249,7 +249,7 @@ def test_copies_of_the_optimizer_go_on_alike(form: dict[str, Any], how: str) -> 
             one.step()
     assert_identical(values_of(copies[0]), values_of(model))
     assert_identical(copies[1].state_dict(), optimizer.state_dict())
-    assert len(copies[1].gate.known) == len(optimizer.gate.known) > 0
+    assert len(copies[1].gate.knowledge.by_param) == len(optimizer.gate.knowledge.by_param) > 0
 
 
 @every_form
@@ -973,7 +973,7 @@ def test_a_compact_state_along_directions_goes_on_bitwise(form: dict[str, Any]) 
         estimator = Estimator("sampled", None, model, "auto")
         base = MAKE_BASE["adamw"](model.parameters())
         optimizer = WrappedSynGAP(base, estimator, Schedule(1, 0), True, "raise", options)
-        gate_changes.adopt(optimizer.gate, protection.known)
+        gate_changes.adopt(optimizer.gate, protection.knowledge)
         return model, protection, optimizer
 
     def observe(run: Run, steps: range) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from numbers import Real
-from operator import is_
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
@@ -18,12 +17,11 @@ __all__ = [
     "GATE_OPTIONS",
     "LARGEST_OPTION",
     "OWN_OPTIONS",
-    "ChangedOptions",
     "NonFinite",
     "check_base_options",
+    "check_changed_options",
     "check_compact",
     "check_counts",
-    "check_gradients",
     "check_named",
     "check_nonfinite_policy",
     "check_number",
@@ -66,59 +64,33 @@ def check_own_options(options: dict[str, Any]) -> None:
     _check_kernels(options)
 
 
-class ChangedOptions:
-    """Checks options of groups that somebody changed, where they are used.
+def check_changed_options(
+    number: int, group: dict[str, Any], names: Sequence[str], passed: Sequence[Any]
+) -> bool:
+    """Refuse options of a group that are out of range; return whether more than its rate changed.
 
-    A value that is the same object as at the last check has passed it, so that a step costs a few
-    comparisons of addresses. A tensor can change in place: on a CPU it is read again. On other
-    devices it is not, because a step never waits for the device.
+    A tensor can change in place: on a CPU it is read again. On other devices it is not, because a
+    step never waits for the device.
 
     Args:
+        number: of the group.
+        group: the parameter group.
         names: the options to check.
+        passed: their values at the last check, which need none; empty at the first.
     """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._passed: dict[int, tuple[Any, ...]] = {}  # by number of the group
-
-    def check(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """Refuse options that are out of range; return whether more than a rate changed."""
-        changed = False
-        for number, group in enumerate(groups):
-            now = tuple(map(group.get, self._names))
-            passed = self._passed.get(number, ())
-            are_same = len(now) == len(passed) and all(map(is_, now, passed))
-            counts = group["steps"], group["skipped"]
-            are_counts = all(type(count) is int and count >= 0 for count in counts)
-            if are_same and are_counts and Tensor not in map(type, now):
-                continue
-            try:
-                self._check(group, now, passed)
-            except ValueError as error:
-                raise ValueError(f"param_groups[{number}]: {error}") from None
-            self._passed[number] = now
-            pairs = zip(self._names, now, passed or now, strict=True)
-            others = any(value is not was for name, value, was in pairs if name != "lr")
-            changed |= not passed or others
-        return changed
-
-    def _check(self, group: dict[str, Any], now: Sequence[Any], passed: Sequence[Any]) -> None:
+    try:
         check_counts(group)
-        for place, (name, value) in enumerate(zip(self._names, now, strict=True)):
+        for place, name in enumerate(names):
+            value = group.get(name)
             is_new = not passed or value is not passed[place]
             if value.device.type == "cpu" if isinstance(value, Tensor) else is_new:
                 _check_option(name, value)
-        if "foreach" in self._names:
+        if "foreach" in names:
             _check_kernels(group)
-
-
-def check_gradients(params: Iterable[Tensor]) -> None:
-    """Refuse gradients that are sparse or complex."""
-    for param in params:
-        grad = param.grad
-        if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
-            got = f"{grad.layout} {grad.dtype} for a parameter of shape {tuple(param.shape)}"
-            raise RuntimeError(f"SynGAP takes dense real gradients, got {got}")
+    except ValueError as error:
+        raise ValueError(f"param_groups[{number}]: {error}") from None
+    others = [place for place, name in enumerate(names) if name != "lr"]
+    return not passed or any(group.get(names[n]) is not passed[n] for n in others)
 
 
 def check_number(name: str, value: Any, allowed: str, holds: Callable[[Any], bool]) -> None:

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,21 +18,15 @@ from torch.distributions import Distribution
 
 from syngap.optim import errors
 from syngap.optim.basis import Basis, share_stacks, stack_alike
-from syngap.optim.checks import (
-    ChangedOptions,
-    NonFinite,
-    check_compact,
-    check_gradients,
-    check_named,
-)
+from syngap.optim.checks import NonFinite, check_changed_options, check_compact, check_named
 from syngap.optim.compact import first_turn, shared_turn
 from syngap.optim.directions import Directions, first_state, follow, second_moments
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
-from syngap.optim.knowledge import Known, adopt_knowledge
+from syngap.optim.knowledge import Knowledge, adopt_knowledge
 from syngap.optim.parameter_state import basis_in, names_of
 from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
 from syngap.optim.scores import require_graph
-from syngap.optim.tensors import accumulator, alike, gathered, kept_in, local_gradient, wide
+from syngap.optim.tensors import accumulator, alike, gathered, kept_in, require_dense, wide
 from syngap.optim.update import Work, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
@@ -59,14 +53,10 @@ class Gate:
         states: what is kept by parameter: importance, and for `grow` what a wrapped optimizer has.
         has_importance: whether anything was observed yet, or consolidated, or loaded.
         observation: what was observed since the last step.
-        known: what `syngap.protect` knows, which a parameter has from its first step on.
-        known_mean: μ of all that is known, whatever the optimizer holds; None after `observe`.
-        never_asked: parameters that were frozen when that was taken.
+        knowledge: what `syngap.protect` knows, which parameters have from their first step on.
     """
 
-    known: Mapping[Tensor, Known] = MappingProxyType({})
-    known_mean: Tensor | None = None
-    never_asked: Collection[Tensor] = ()
+    knowledge = Knowledge()
 
     def __init__(
         self,
@@ -91,17 +81,16 @@ class Gate:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
         self._works: list[Work] = []  # of a step along directions, while importance stays
-        self._options = ChangedOptions(self.option_names)
+        self._passed: dict[int, tuple[Any, ...]] = {}  # options, by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
         """Work on an optimizer's groups and states, which torch replaces where it loads one."""
-        self.groups = groups
-        self.states = states
+        self.groups, self.states = groups, states
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "never_asked", "_means", "_works", "_options", "_grads_then"}
+        own = {"groups", "states", "_means", "_works", "_passed", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -139,9 +128,20 @@ class Gate:
         return names_of(self.groups) | (self.estimator.names() or {})
 
     def check_options(self) -> None:
-        """Check options of groups that somebody changed, where they are used."""
-        if self._options.check(self.groups):
-            self._works = []
+        """Check options of groups that somebody changed, where they are used.
+
+        A value that is the same object as at the last check has passed it, so that a step costs a
+        few comparisons of addresses.
+        """
+        for number, group in enumerate(self.groups):
+            now, passed = tuple(map(group.get, self.option_names)), self._passed.get(number, ())
+            are_same = len(now) == len(passed) and all(map(is_, now, passed))
+            counts = group["steps"], group["skipped"]
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            if not (are_same and are_counts) or Tensor in map(type, now):
+                if check_changed_options(number, group, self.option_names, passed):
+                    self._works = []
+                self._passed[number] = now
 
     # What is known.
 
@@ -155,8 +155,8 @@ class Gate:
         return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
     def _kept(self, param: Tensor) -> dict[str, Any]:
-        state = self.states[0].get(param, {})
-        return self.state_of(param) if not state and param in self.known else state
+        is_known = param in self.knowledge.by_param
+        return self.state_of(param) if is_known else self.states[0].get(param, {})
 
     def basis_of(self, param: Tensor) -> Basis | None:
         """Return the coordinates of a parameter, None where they are its entries."""
@@ -182,7 +182,7 @@ class Gate:
         """Return μ: the mean of F over all parameters that are not frozen."""
         self.check_options()
         means = self.current_means()
-        return means.network() if self.known_mean is None else self.known_mean
+        return means.network() if self.knowledge.mean is None else self.knowledge.mean
 
     def mask(
         self, group: dict[str, Any], param: Tensor, importance: Tensor, network: Tensor
@@ -281,17 +281,19 @@ class Gate:
     def begin_step(self) -> list[Work] | None:
         """Check gradients, advance means and clock, and lay out a step; None is one left out."""
         self.check_options()
-        check_gradients(self.params())
+        require_dense(self.params())
         if self._is_left_out():
             return None
         seen, self.observation = self.observation, None
         means = self.current_means()
         if seen is not None:
-            self.has_importance, self.known_mean = True, None
+            self.has_importance = True
+            if self.knowledge.mean is not None:
+                self.knowledge = self.knowledge.observed()
             means.follow(self.groups, seen.means, self._keep)
         elif not self.has_importance and self._moves():
             self.notices.warn("never observed", errors.NEVER_OBSERVED)
-        network = means.network() if self.known_mean is None else self.known_mean
+        network = means.network() if self.knowledge.mean is None else self.knowledge.mean
         works = self.lay_out(seen, network)
         if seen is not None:
             group, how = self.groups[0], self.directions
@@ -331,7 +333,7 @@ class Gate:
         if self._means is None or not self._means.fits(states):
             self._means = Means(params, states)
             self._works = []
-            if any(param in self.never_asked for param in params):
+            if any(param in self.knowledge.never_asked for param in params):
                 self.notices.warn("never asked", errors.NEVER_ASKED)
         return self._means
 
@@ -339,8 +341,8 @@ class Gate:
         """Return what is kept of a parameter, zero where nothing was."""
         state = self.states[0].setdefault(param, {})
         if "importance" not in state:
-            if param in self.known:
-                adopt_knowledge(param, state, self.known[param], self.compact)
+            if (known := self.knowledge.by_param.get(param)) is not None:
+                adopt_knowledge(param, state, known, self.compact)
             elif self.directions is not None:
                 state |= first_state(param, self.directions)
             state.setdefault("importance", self._no_importance(param))
@@ -356,9 +358,7 @@ class Gate:
     ) -> list[Work]:
         """Return the work of a step, or with `keep` that of replacing importance."""
         if seen is None and keep is None and self._works:
-            for work in self._works:
-                work.grads = [local_gradient(param) for param in work.whole]
-            return self._works
+            return self._works  # whose gradients a wrapped optimizer's step looks up
         works = []
         for group in self.groups:
             trained = [param for param in group["params"] if param.requires_grad]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from syngap.optim.fisher import Observation, merged
 from syngap.optim.gate import Gate
-from syngap.optim.knowledge import Known
+from syngap.optim.knowledge import Knowledge
 from syngap.optim.parameter_state import (
     RestoredDirections,
     grown,
@@ -49,7 +49,7 @@ def consolidate(
 
 @torch.no_grad()
 def _replace(gate: Gate, seen: Observation) -> None:
-    gate.known_mean = None
+    gate.knowledge = gate.knowledge.observed()
     means = gate.current_means()
     means.follow(gate.groups, seen.means, lambda group: 0.0)
     for work in gate.lay_out(seen, means.network(), keep=0.0):
@@ -57,28 +57,17 @@ def _replace(gate: Gate, seen: Observation) -> None:
     gate.has_importance = True
 
 
-def adopt(
-    gate: Gate,
-    known: Mapping[Tensor, Known],
-    mean: Tensor | None = None,
-    never_asked: Collection[Tensor] = (),
-) -> None:
+def adopt(gate: Gate, knowledge: Knowledge) -> None:
     """Take over importance and directions; what is not known of a parameter is zero.
 
-    Directions of `known` are in the memory of the gate's states from then on.
-
-    Args:
-        gate: of an optimizer that has made no step.
-        known: what is known, also of parameters that the optimizer may get later.
-        mean: of all importance that is known, which stays; None is that of the optimizer's.
-        never_asked: parameters that were frozen when that was taken.
+    What is known may be of parameters that the optimizer gets later. Directions are in the memory
+    of the gate's states from then on.
     """
-    gate.known, gate.known_mean, gate.never_asked = known, mean, never_asked
-    gate.has_importance = True
+    gate.knowledge, gate.has_importance = knowledge, True
     gate.lay_out(None, gate.network_mean())  # which stacks directions of equal shape
     for param in gate.params():
-        if param in known:
-            known[param].basis = gate.basis_of(param)
+        if (known := knowledge.by_param.get(param)) is not None:
+            known.basis = gate.basis_of(param)
 
 
 def grow(gate: Gate, old: Tensor, new: Tensor) -> None:
@@ -115,6 +104,7 @@ def restore(
         if state:
             restore_state(param, gate.states[0][param], state, gate.compact, directions)
     gate.observation = None
-    if any(bool(gate.mean_of(each) != own[each]["mean"]) for each in saved if each in gate.known):
-        gate.known_mean = None  # something was observed since
+    known = [param for param in saved if param in gate.knowledge.by_param]
+    if any(bool(gate.mean_of(param) != own[param]["mean"]) for param in known):
+        gate.knowledge = gate.knowledge.observed()
     gate.has_importance = any(bool(gate.mean_of(param) > 0) for param in saved)

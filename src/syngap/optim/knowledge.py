@@ -10,7 +10,8 @@ in that basis (EKFAC). Of more than twice 65,536 predictions both take some, eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -43,13 +44,44 @@ from syngap.optim.tensors import (
 )
 from syngap.optim.uses import Key, Recorder, Use
 
-__all__ = ["Known", "adopt_knowledge", "grow_knowledge", "mean_importance", "take_knowledge"]
+__all__ = ["Knowledge", "Known", "adopt_knowledge", "grow_knowledge", "take_knowledge"]
 
 Masks: TypeAlias = Callable[[Any, "Tensor | Distribution"], "Tensor | None"]
 
 _ENOUGH = 1 << 16  # predictions, as of 256 texts of 256 tokens: more hardly change importance
 _SAMPLES = 256  # at least
 _AGREES = 0.05  # relative error, which half precision stays below
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known of a model, and of which parameters nothing is.
+
+    Attributes:
+        by_param: what is known of each parameter.
+        mean: μ, the mean importance over all of them, whatever an optimizer holds; None where
+            importance is no longer that.
+        never_asked: parameters that were frozen when it was taken.
+    """
+
+    by_param: Mapping[Tensor, Known] = field(default_factory=dict)
+    mean: Tensor | None = None
+    never_asked: Collection[Tensor] = ()
+
+    @classmethod
+    def of(cls, known: Mapping[Tensor, Known], model: nn.Module) -> Knowledge:
+        """Return what is known of the parameters of a model."""
+        states = [{"mean": one.mean.to(accumulator(param.dtype))} for param, one in known.items()]
+        mean = Means(list(known), states).network() if known else None
+        return cls(known, mean, {each for each in model.parameters() if not each.requires_grad})
+
+    def observed(self) -> Knowledge:
+        """Return it for importance that has followed observations since."""
+        return replace(self, mean=None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give copy and pickle no parameters of others."""
+        return {"by_param": dict(self.by_param), "mean": self.mean, "never_asked": ()}
 
 
 def take_knowledge(
@@ -154,12 +186,6 @@ def adopt_knowledge(param: Tensor, state: dict[str, Any], known: Known, compact:
     )
     state["mean"] = known.mean.to(accumulator(param.dtype))
     state |= _sides(known)
-
-
-def mean_importance(known: Mapping[Tensor, Known]) -> Tensor | None:
-    """Return the mean of importance over all that is known; None where nothing is."""
-    states = [{"mean": one.mean.to(accumulator(param.dtype))} for param, one in known.items()]
-    return Means(list(known), states).network() if known else None
 
 
 def grow_knowledge(known: Known, old: Tensor, new: Tensor) -> Known:

@@ -155,3 +155,12 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, (Mapping, tuple, list)):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_of(value)
+
+
+def require_dense(params: Sequence[Tensor]) -> None:
+    """Refuse gradients that are sparse or complex."""
+    for param in params:
+        grad = param.grad
+        if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
+            got = f"{grad.layout} {grad.dtype} for a parameter of shape {tuple(param.shape)}"
+            raise RuntimeError(f"SynGAP takes dense real gradients, got {got}")

@@ -54,6 +54,7 @@ class Work:
         turn: where between two numbers F is rounded up, None where it is kept in full precision.
         bases: the coordinates of F, None where they are entries; empty where all are.
         stacks: those bases by equal shape, with their masks while F stays as it is.
+        small: masks of parameters along entries, while F stays as it is.
     """
 
     options: dict[str, Any]
@@ -71,6 +72,7 @@ class Work:
     turn: Tensor | None = None
     bases: list[Basis | None] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
+    small: list[Tensor] | None = None
 
     @classmethod
     def of(

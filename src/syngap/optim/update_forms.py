@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from syngap.optim.tensors import as_shard, laid_out_like, local
 from syngap.optim.update import Work, masks, portions, scale, stack_masks
 
-__all__ = ["Finish", "prepare"]
+__all__ = ["FEW", "Finish", "prepare"]
 
 Finish: TypeAlias = Callable[[], None]
 
@@ -43,6 +43,7 @@ def _is_plain_descent(base: Optimizer, work: Work) -> bool:
     return type(base) is torch.optim.SGD and not options["momentum"] and not options["weight_decay"]
 
 
+FEW = 1 << 20  # numbers of masks along entries that are kept, as of norms and biases
 # Without decay their updates do not depend on the weights.
 _OF_GRADIENTS = (
     torch.optim.SGD,
@@ -143,8 +144,11 @@ def _mask_others(work: Work, others: list[int], saved: list[Tensor]) -> None:
     """Mask the updates of parameters whose coordinates are their entries."""
     if others:
         plain, before = ([each[index] for index in others] for each in (work.params, saved))
+        found = work.small or masks(work, others)
+        if sum(each.numel() for each in found) <= FEW:
+            work.small = found
         torch._foreach_sub_(plain, before)
-        torch._foreach_mul_(plain, masks(work, others))
+        torch._foreach_mul_(plain, found)
         torch._foreach_add_(plain, before)
 
 

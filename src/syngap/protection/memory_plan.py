@@ -31,6 +31,7 @@ from syngap.optim.moments import (
 )
 from syngap.optim.predictions import Predict, as_it_was
 from syngap.optim.tensors import accumulator, kept_in
+from syngap.optim.update_forms import FEW
 from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
 from syngap.protection.answers import Answers, check_prediction
@@ -71,7 +72,7 @@ class PlannedParameter:
         weight: itself; its gradient and each of Adam's moments are like it.
         importance: of its coordinates, None where it is frozen or there is no gate.
         sides: directions of its first dimension and of the others, None for entries.
-        mask: of a weight along directions, which the optimizer keeps between steps.
+        mask: which the optimizer keeps between steps; None where importance is of many entries.
     """
 
     name: str
@@ -127,7 +128,11 @@ class MemoryPlan:
             "gradients": gradients,
             "AdamW's moments": 2 * gradients,
             "importance": self._importance(),
-            "masks": sum(one.mask.nbytes for one in learned if one.mask),
+            "masks": sum(
+                one.mask.nbytes if any(one.sides) else one.mask.shard(self.processes)
+                for one in learned
+                if one.mask
+            ),
             "directions": sum(side.nbytes for one in learned for side in one.sides if side),
             "teacher": self.answers + own + again,
         }
@@ -141,7 +146,7 @@ class MemoryPlan:
     def _importance(self) -> int:
         """Return the bytes of importance: along directions it is whole in every process."""
         return sum(
-            one.importance.nbytes if one.mask else one.importance.shard(self.processes)
+            one.importance.nbytes if any(one.sides) else one.importance.shard(self.processes)
             for one in self.parameters
             if one.importance
         )
@@ -221,8 +226,10 @@ def plan_memory(
     compact = are_on_gpu(trained, device)
     sides = run.moments(batches[0]) if gate else {}
     bases = find_bases(sides, rank, basis_dtype(trained, device), _any_directions)
+    entries = [p.numel() for name, p in params.items() if run.fakes[name] not in bases]
+    keeps_masks = bool(bases) and sum(entries) // processes <= FEW
     planned = [
-        _planned(name, param, run.fakes[name], bases, compact, gate)
+        _planned(name, param, run.fakes[name], bases, compact, gate, keeps_masks)
         for name, param in params.items()
     ]
     answers, stored = run.answers(taught, may_have_features=processes == 1)
@@ -246,14 +253,23 @@ def plan_memory(
 
 
 def _planned(
-    name: str, param: Tensor, fake: Tensor, bases: dict[Tensor, Basis], compact: bool, gate: bool
+    name: str,
+    param: Tensor,
+    fake: Tensor,
+    bases: dict[Tensor, Basis],
+    compact: bool,
+    gate: bool,
+    keeps_masks: bool,
 ) -> PlannedParameter:
     weight = Form(tuple(param.shape), param.dtype)
     if not param.requires_grad or not gate:
         return PlannedParameter(name, weight, is_frozen=not param.requires_grad)
     basis, dtype = bases.get(fake), kept_in(param.dtype, compact)
     if basis is None:
-        return PlannedParameter(name, weight, False, Form(tuple(param.shape), dtype))
+        mask = Form(tuple(param.shape), accumulator(param.dtype) if compact else dtype)
+        return PlannedParameter(
+            name, weight, False, Form(tuple(param.shape), dtype), mask=mask if keeps_masks else None
+        )
     left, right = (
         None if side is None else Form(tuple(side.shape), side.dtype)
         for side in (basis.left, basis.right)

@@ -15,7 +15,7 @@ from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
 from syngap.optim.errors import Notices
 from syngap.optim.fisher import Estimator, Schedule
-from syngap.optim.knowledge import Known, grow_knowledge, mean_importance, take_knowledge
+from syngap.optim.knowledge import Knowledge, Known, grow_knowledge, take_knowledge
 from syngap.optim.moments import Rank, affordable_rank, are_on_gpu, basis_dtype
 from syngap.optim.predictions import Predict, Progress, as_it_was
 from syngap.optim.sharded import reshard
@@ -35,10 +35,10 @@ from syngap.protection.refusals import (
     check_labels,
     check_model,
     check_optimizer,
-    check_rotation,
     check_share,
     names_of,
     predicting,
+    rotates,
 )
 from syngap.protection.report import Report, advice, compare, coverage
 from syngap.protection.resuming import Optimizers
@@ -173,7 +173,7 @@ def protect(
             progress=progress,
         )
     share_knowledge(protection.known, group)
-    protection.known_mean = mean_importance(protection.known)
+    protection.knowledge = Knowledge.of(protection.known, model)
     return protection
 
 
@@ -183,10 +183,10 @@ class Protection:
     Attributes:
         model: the model.
         known: what is known of its parameters, by parameter; empty without a gate.
-        known_mean: the mean importance of all of them, as they were.
+        knowledge: the same, with their mean importance.
     """
 
-    known_mean: Tensor | None = None
+    knowledge = Knowledge()
 
     def __init__(
         self,
@@ -214,7 +214,6 @@ class Protection:
         self._participation = Participation()
         params: list[Tensor] = list(model.parameters())
         self._device = params[0].device
-        self._frozen = {param for param in params if not param.requires_grad}
         self._start = Start(model)
         self.known: dict[Tensor, Known] = {}
         if uses_gate:
@@ -263,20 +262,12 @@ class Protection:
         reshard(self.model)
         now: set[Tensor] = set(self.model.parameters())
         check_optimizer(params, self.known, now)
-        bases = [known.basis for known in self.known.values() if known.basis is not None]
-        complete = all(basis.is_complete for basis in bases)
-        rotate = self._rotate
-        if rotate is None:  # moments that are there already are along entries
-            is_adam = isinstance(base, (torch.optim.Adam, torch.optim.AdamW))
-            rotate = complete and is_adam and not base.state
-        elif rotate:
-            check_rotation(base, complete)
         options = {
             "retention": DEFAULTS.retention,  # for a loop that observes as well
             "damping": DAMPING,
             "scope": "network",
             "bounded": True,
-            "rotated": rotate,
+            "rotated": rotates(self._rotate, base, self.known.values()),
         } | (self._options | record)
         is_whole = all(param in now for param in params)  # a loss may have parameters of its own
         estimator = Estimator(
@@ -284,7 +275,7 @@ class Protection:
         )
         schedule, compact = Schedule(1, 0), are_on_gpu(params)
         made = WrappedSynGAP(base, estimator, schedule, compact, "raise", options)
-        gate_changes.adopt(made.gate, self.known, self.known_mean, self._frozen)
+        gate_changes.adopt(made.gate, self.knowledge)
         self._optimizers.add(made)
         self._participation.remind_of_steps(base, made)
         return made

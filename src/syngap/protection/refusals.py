@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.optim import Adam, AdamW
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import Dataset
 
@@ -45,10 +46,10 @@ __all__ = [
     "check_labels",
     "check_model",
     "check_optimizer",
-    "check_rotation",
     "check_share",
     "names_of",
     "predicting",
+    "rotates",
 ]
 
 
@@ -272,15 +273,20 @@ def check_optimizer(params: list[Tensor], known: dict[Tensor, Known], now: set[T
             )
 
 
-def check_rotation(base: Optimizer, complete: bool) -> None:
-    """Refuse to rotate the state of an optimizer where directions or the state do not allow it."""
-    if not complete:
+def rotates(wanted: bool | None, base: Optimizer, known: Iterable[Known]) -> bool:
+    """Return whether moments of `base` shall be along directions; refuse what does not allow it."""
+    bases = [one.basis for one in known if one.basis is not None]
+    complete = all(basis.is_complete for basis in bases)
+    if wanted is None:  # moments that are there already are along entries
+        return complete and isinstance(base, (Adam, AdamW)) and not base.state
+    if wanted and not complete:
         raise ValueError('rotate=True needs complete bases: leave it out, or pass rank="full"')
-    if base.state:
+    if wanted and base.state:
         raise ValueError(
             "rotate=True needs an optimizer that has made no step, as its moments are along "
             "entries of the weights: make a new one, or leave out rotate"
         )
+    return wanted
 
 
 def check_growth(
