@@ -456,6 +456,15 @@ def test_a_generator_is_used_once_and_an_empty_batch_counts_for_nothing(model: n
         assert torch.equal(known.importance, once.known[param].importance)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("act", [syngap.protect, plan_memory], ids=["protect", "plan"])
+def test_reading_known_inputs_moves_no_random_numbers(
+    model: nn.Module, act: Callable[..., Any], shuffle: bool
+) -> None:
+    act(model, DataLoader(list(inputs()), batch_size=8, shuffle=shuffle))
+    act(model, (torch.randn(8, 4) for _ in range(5)))
+
+
 class Two(nn.Module):
     """A model that takes a second argument, which does not matter."""
 

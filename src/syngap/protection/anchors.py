@@ -42,19 +42,27 @@ class Pass(nn.Module):
         use(self._predict(batch))
 
 
-def batches_of(known: Any, size: int) -> list[Any]:
-    """Return known inputs as batches.
+def batches_of(
+    known: Any, size: int, anchors: int, *, own: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Return known inputs as batches to take importance from, and as batches of the teacher.
+
+    Torch's random numbers are afterwards what they were: to iterate over a DataLoader draws some.
 
     Args:
         known: one tensor; one dict of tensors, as a tokenizer returns; or batches, each a tensor, a
             tuple of arguments or a dict of keyword arguments.
-        size: of the batches that a tensor or a dict is cut into.
+        size: of the batches that a tensor or a dict is cut into, for importance.
+        anchors: inputs of a batch of the teacher, at most.
+        own: whether they are copies, which nobody else can write to.
     """
-    found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
+    is_one = isinstance(known, (Tensor, Mapping))
+    with torch.random.fork_rng(devices=[]):
+        found = [copied(batch) if own else batch for batch in ([known] if is_one else known)]
     found = [batch for batch in found if length(batch) != 0]
     if not found:
         raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
-    return found
+    return cut(found, size) if is_one else found, cut(found, anchors)
 
 
 def cut(batches: Iterable[Any], size: int) -> list[Any]:
@@ -99,8 +107,8 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def copied(batch: Any) -> Any:
-    """Return a batch whose tensors are copies."""
-    return _each(batch, Tensor.clone)
+    """Return a batch whose tensors are copies, without the graphs that they may have."""
+    return _each(batch, lambda value: value.detach().clone())
 
 
 def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -110,7 +118,8 @@ def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Mapping):
         return {name: _each(value, change) for name, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_each(value, change) for value in batch)
+        parts = [_each(value, change) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
 
 

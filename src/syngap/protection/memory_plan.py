@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +86,7 @@ class PlannedParameter:
 class MemoryPlan:
     """What `protect` and an AdamW behind it will take, in bytes of one process.
 
-    Activations are not in it. Single numbers, such as means, are left out.
+    Activations and known inputs are not in it. Single numbers, such as means, are left out.
 
     Attributes:
         parameters: what is kept of each.
@@ -213,9 +213,7 @@ def plan_memory(
         device = "cuda" if device == "meta" else device
     device = torch.device(device).type
     check_known(known)
-    batches = known_inputs.batches_of(known, batch_size)
-    is_cut = isinstance(known, (Tensor, Mapping))
-    taught = known_inputs.cut([known] if is_cut else batches, anchors)
+    batches, taught = known_inputs.batches_of(known, batch_size, anchors, own=False)
     run = _Run(model, predicting(model, predict))
     rank = affordable_rank(trained, device) if rank is None else rank
     compact = are_on_gpu(trained, device)

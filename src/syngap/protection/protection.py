@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -140,12 +139,10 @@ def protect(
             model = model.module
         check_model(model, gate)
         check_known(known)
-        batches = known_inputs.batches_of(known, batch_size)
+        batches, taught = known_inputs.batches_of(known, batch_size, anchors)
         if predict is None:
             check_labels(model, batches[0])
         predict = predicting(model, predict, needs_kl=teacher)
-        is_cut = isinstance(known, (Tensor, Mapping))
-        taught = known_inputs.cut([known] if is_cut else batches, anchors)
     reshard(model)
     mark = known_inputs.fingerprint(taught, model.parameters())
     options: dict[str, Any] = {"consolidation": float(consolidation), "ambient": float(ambient)}

@@ -162,6 +162,9 @@ class Teacher:
     def loss(self, place: int, strength: float) -> Tensor:
         """Return strength · KL(before ‖ now) on one batch.
 
+        A model that draws numbers in eval mode draws new ones here, as in each forward pass: if
+        they were given back, the new batch would get the same.
+
         Where that is safe its gradient is taken at once, so that its graph is not in memory beside
         that of the new batch; on a GPU by a CUDA graph, from the second call on. Of a large model a
         second gradient would take more memory than a graph whose blocks run again.
