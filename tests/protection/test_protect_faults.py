@@ -19,6 +19,7 @@ from torch.optim import LBFGS, SGD, AdamW, SparseAdam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import syngap
+from syngap.optim import knowledge
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection, plan_memory
@@ -463,6 +464,42 @@ def test_reading_known_inputs_moves_no_random_numbers(
 ) -> None:
     act(model, DataLoader(list(inputs()), batch_size=8, shuffle=shuffle))
     act(model, (torch.randn(8, 4) for _ in range(5)))
+
+
+def test_a_default_device_of_torch_elsewhere_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where `torch.set_default_device` names a GPU, and the model is on the CPU."""
+    monkeypatch.setattr(knowledge, "_ENOUGH", 64)
+    monkeypatch.setattr(knowledge, "_SAMPLES", 16)
+    known, many = inputs(), list(torch.randn(20, 32, 6).unbind())
+    table, ends, texts = nn.Embedding(20, 6), [], []
+    for device in ("cpu", "meta"):
+        model, linear = classifier().eval(), copy.deepcopy(classifier().head)
+        larger = classifier(classes=4).head
+        base = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x, old = inputs(8), model.head
+        writer = nn.Sequential(table, linear)
+        with torch.no_grad():
+            larger.weight[:3], larger.bias[:3] = old.weight, old.bias
+        with torch.device(device):
+            protection = syngap.protect(model, known, rotate=True, rank="full", every=1)
+            optimizer = protection.optimizer(base)
+            for _ in range(3):
+                (protection.loss() + model(x).logsumexp(1).mean()).backward()
+                optimizer.step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            model.head = larger
+            protection.grow(old.weight, larger.weight)
+            protection.grow(old.bias, larger.bias)
+            protection.interpolate(0.5)
+            ends.append((values_of(model), protection.loss(), protection.report().kl))
+            syngap.protect(linear, many)  # of which some are enough
+            plan_memory(model, known)
+            firsts: list[dict[str, Any]] = [{"start": 0}, {"prompts": [[1, 2]]}]
+            texts += [syngap.own_samples(writer, 4, length=5, **first) for first in firsts]
+    assert_identical(*ends)
+    assert_identical(texts[:2], texts[2:])
 
 
 class Two(nn.Module):

@@ -182,7 +182,7 @@ def _distance_from_orthonormal(directions: Tensor) -> float:
     """Return how far QᵀQ z is from z, for a few z of signs: the product itself costs too much."""
     wide = directions.to(accumulator(directions.dtype))
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (wide.shape[-1], _PROBES), generator=generator)
+    signs = torch.randint(0, 2, (wide.shape[-1], _PROBES), generator=generator, device="cpu")
     probes = signs.mul(2).sub(1).to(wide)
     errors = (wide.mT @ (wide @ probes) - probes).abs()
     return float(errors.max()) if errors.numel() else 0.0

@@ -318,7 +318,7 @@ class Protection:
         count = len(self._teacher.batches)
         rounds, place = divmod(number, count)
         generator = torch.Generator().manual_seed(self._seed + 1_000_003 * rounds)
-        return int(torch.randperm(count, generator=generator)[place])
+        return int(torch.randperm(count, generator=generator, device="cpu")[place])
 
     @torch.no_grad()
     def grow(self, old: Tensor, new: Tensor) -> None:

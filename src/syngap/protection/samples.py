@@ -121,7 +121,7 @@ def _users_turn(tokenizer: Any) -> list[int]:
 def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
     if prompts is not None:
         try:
-            found = torch.as_tensor(prompts)
+            found = torch.as_tensor(prompts, device="cpu")
         except (TypeError, ValueError) as error:
             raise TypeError(f"{_PROMPTS}: {error}") from error
         if found.dim() != 2 or found.is_floating_point() or not found.numel():
@@ -135,7 +135,7 @@ def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
             "pass start= or prompts=. A model that writes no texts has no own samples: give "
             "protect() inputs like those that it was trained on"
         )
-    return torch.tensor([[start]])
+    return torch.tensor([[start]], device="cpu")
 
 
 def _generated(model: nn.Module, tokens: Tensor, length: int, temperature: float) -> Tensor:
