@@ -24,6 +24,7 @@ __all__ = [
     "moved",
     "part_of",
     "tensors_of",
+    "warn_of_padding",
 ]
 
 
@@ -125,13 +126,39 @@ def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def mask_of(batch: Any, prediction: Any) -> Tensor | None:
     """Return which predictions of a batch are not of padding, None for all."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if not isinstance(prediction, (Tensor, Distribution)):
-        return None  # which whoever reads it refuses
-    shape = prediction.shape[:-1] if isinstance(prediction, Tensor) else prediction.batch_shape
-    if isinstance(mask, Tensor) and mask.shape == shape:
-        return mask.bool()
-    return None
+    mask = _padding(batch)[1]
+    return mask.bool() if mask is not None and mask.shape == _places(prediction) else None
+
+
+def warn_of_padding(batch: Any, prediction: Any, warn: Callable[[str, str], None]) -> None:
+    """Warn where a batch has padding, and predictions are at other places than its mask."""
+    name, mask = _padding(batch)
+    places = _places(prediction)
+    if mask is None or places is None or mask.shape == places:
+        return
+    if mask.dim() == len(places) > 1 and len(mask) == places[0] and not mask.bool().all():
+        warn(
+            "padding",
+            f"predictions for known inputs have shape {tuple(places)} without classes, and their "
+            f"{name} has {tuple(mask.shape)}, so padding counts as well: let predict= return one "
+            "prediction for each token, also for the last, as labels are not needed",
+        )
+
+
+def _padding(batch: Any) -> tuple[str, Tensor | None]:
+    """Return the mask of what a batch has predictions for, and its name."""
+    names = [name for name in batch if isinstance(name, str)] if isinstance(batch, Mapping) else []
+    has_decoder = any(name.startswith("decoder_") for name in names)
+    name = "decoder_attention_mask" if has_decoder else "attention_mask"
+    mask = batch[name] if name in names else None
+    return name, mask if isinstance(mask, Tensor) else None
+
+
+def _places(prediction: Any) -> torch.Size | None:
+    """Return the shape of predictions without their classes; None where whoever reads refuses."""
+    if isinstance(prediction, Distribution):
+        return prediction.batch_shape
+    return prediction.shape[:-1] if isinstance(prediction, Tensor) else None
 
 
 def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:
