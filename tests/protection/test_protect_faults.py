@@ -19,6 +19,7 @@ from torch.optim import LBFGS, SGD, AdamW, SparseAdam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import syngap
+from syngap import SynGAP
 from syngap.optim import knowledge
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
@@ -98,6 +99,18 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
 def test_an_option_out_of_range_is_named(model: nn.Module, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be .*got "):
         syngap.protect(model, inputs(), **{name: value})
+
+
+@pytest.mark.parametrize("group", ["nope", "", 2, True, [0, 1]])
+def test_what_is_no_group_of_processes_is_refused_by_all(model: nn.Module, group: Any) -> None:
+    makers: list[Callable[[], Any]] = [
+        lambda: syngap.protect(model, inputs(), process_group=group),
+        lambda: SynGAP(model.parameters(), lr=0.1, process_group=group),
+        lambda: SynGAP.wrap(AdamW(model.parameters()), process_group=group),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match="process_group must be 'auto', None or a .*, got"):
+            make()
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, torch.nan, torch.inf, "half", True, None])
