@@ -109,7 +109,7 @@ def test_what_is_no_group_of_processes_is_refused_by_all(model: nn.Module, group
         lambda: SynGAP.wrap(AdamW(model.parameters()), process_group=group),
     ]
     for make in makers:
-        with pytest.raises(ValueError, match="process_group must be 'auto', None or a .*, got"):
+        with pytest.raises(ValueError, match=r"process_group must be 'auto', None or a .*, got"):
             make()
 
 
@@ -129,19 +129,31 @@ def test_a_share_in_per_cent_is_answered_with_the_share(model: nn.Module, percen
             protection.interpolate(share)  # type: ignore[arg-type]
 
 
-ARGUMENTS = sorted(
-    name
-    for name, each in inspect.signature(syngap.protect).parameters.items()
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "protect": (syngap.protect, lambda model: (model, inputs())),
+    "plan_memory": (plan_memory, lambda model: (model, inputs())),
+    "own_samples": (syngap.own_samples, lambda model: (model,)),
+    "SynGAP": (SynGAP, lambda model: (model.parameters(),)),
+    "SynGAP.wrap": (SynGAP.wrap, lambda model: (AdamW(model.parameters()),)),
+}
+ARGUMENTS = [
+    (called, name)
+    for called, (function, _) in CALLS.items()
+    for name, each in inspect.signature(function).parameters.items()
     if each.kind is each.KEYWORD_ONLY
-)
+]
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_misspelt_argument_is_answered_with_the_right_one(model: nn.Module, name: str) -> None:
+@pytest.mark.parametrize(("called", "name"), ARGUMENTS)
+def test_a_misspelt_argument_is_answered_with_the_right_one(
+    model: nn.Module, called: str, name: str
+) -> None:
+    function, arguments = CALLS[called]
     for wrong in (name[:-1], name.replace("_", "") + "s", name.title()):
-        if wrong not in ARGUMENTS:
-            with pytest.raises(TypeError, match=f'no argument "{wrong}"; did you mean "{name}"'):
-                syngap.protect(model, inputs(), **{wrong: 1})
+        if (called, wrong) not in ARGUMENTS:
+            message = rf'^{called}\(\) has no argument "{wrong}"; did you mean "{name}"'
+            with pytest.raises(TypeError, match=message):
+                function(*arguments(model), **{wrong: 1})
 
 
 def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -> None:
@@ -150,7 +162,9 @@ def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -
         with pytest.raises(TypeError, match=f'"{symbol}"; did you mean "{name}"'):
             syngap.protect(model, inputs(), **{symbol: 0.5})
     with pytest.raises(TypeError, match=r'"lr"; there are model, known, gate, .*, progress$'):
-        syngap.protect(model, inputs(), lr=0.5)  # type: ignore[arg-type]
+        syngap.protect(model, inputs(), lr=0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match='"eta"; did you mean "lr"'):
+        SynGAP(model.parameters(), eta=0.5)  # type: ignore[call-arg]
 
 
 def trained(steps: int, calls: int, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.func import functional_call
 
-from syngap.messages import count_of
+from syngap.messages import count_of, names_arguments
 from syngap.optim.basis import Basis
 from syngap.optim.moments import (
     Moments,
@@ -166,6 +166,7 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
+@names_arguments()
 def plan_memory(
     model: nn.Module,
     known: Any,

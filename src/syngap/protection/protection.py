@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from syngap.messages import unknown_argument
+from syngap.messages import names_arguments
 from syngap.optim import gate_changes
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
@@ -60,6 +60,7 @@ _PLAIN = (
 )
 
 
+@names_arguments(SYMBOLS)
 def protect(
     model: nn.Module,
     known: Any,
@@ -78,7 +79,6 @@ def protect(
     seed: int = 0,
     process_group: Group = "auto",
     progress: Progress | None = None,
-    **unknown: NoReturn,
 ) -> Protection:
     """Take what a model knows from inputs without labels, to keep it while it learns.
 
@@ -112,7 +112,6 @@ def protect(
         process_group: the processes that train the model together, each of which calls this with
             the same arguments; "auto" is the model's group under DDP, else all, and None is none.
         progress: called after each batch with the number done and of all.
-        unknown: none: other names are refused, with the nearest one.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -127,8 +126,6 @@ def protect(
         >>> protection.report().kl < 1
         True
     """
-    for name in unknown:
-        raise unknown_argument(protect, name, SYMBOLS)
     group = find_group(process_group, model)
     with raised_in_all(group):
         check_choices({"gate": gate, "teacher": teacher}, rotate, seed, progress)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syngap.messages import count_of
+from syngap.messages import count_of, names_arguments
 from syngap.optim.predictions import Progress, as_it_was
 from syngap.optim.scores import sample_labels
 
@@ -21,6 +21,7 @@ _PROMPTS = (
 )
 
 
+@names_arguments()
 @torch.no_grad()
 def own_samples(
     model: nn.Module,
