@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,6 +100,18 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
 def test_an_option_out_of_range_is_named(model: nn.Module, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be .*got "):
         syngap.protect(model, inputs(), **{name: value})
+
+
+@pytest.mark.parametrize("predict", ["logits", "", 3, torch.zeros(3)], ids=type)
+def test_what_is_no_function_cannot_predict(model: nn.Module, predict: Any) -> None:
+    acts: list[Callable[..., Any]] = [
+        syngap.protect,
+        plan_memory,
+        SynGAP(model.parameters(), lr=0.1).consolidate,
+    ]
+    for act in acts:
+        with pytest.raises(ValueError, match=r"predict must be a function that .* for a batch"):
+            act(model, inputs(), predict=predict)
 
 
 @pytest.mark.parametrize("group", ["nope", "", 2, True, [0, 1]])
@@ -669,6 +682,30 @@ def test_inputs_of_another_precision_are_answered_with_the_models(
     syngap.protect(model, known.to(own))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(4, 3, 1)], ids=type)
+def test_a_model_that_was_converted_after_protect_is_named_and_not_its_inputs(
+    layer: nn.Module, dtype: torch.dtype
+) -> None:
+    model = copy.deepcopy(layer)
+    known = inputs() if isinstance(layer, nn.Linear) else inputs().unsqueeze(-1)
+    shift = torch.zeros(3, 1)
+
+    def predict(x: Tensor) -> Tensor:
+        return (model(x).view(-1, 3, 1) + shift).squeeze(-1)
+
+    protection = syngap.protect(model, known, predict=predict, every=1)
+    for change, was in ((dtype, r"dtype was torch\.float32"), ("meta", "device was cpu")):
+        model.to(change)
+        for call in (protection.loss, protection.report):
+            message = rf"model's {was} at protect\(\), and is {change} now: change it back"
+            with pytest.raises(RuntimeError, match=message) as caught:
+                call()
+            assert "Known has" not in str(caught.value)
+        model.to_empty(device="cpu").to(torch.float32)
+    protection.report()
+
+
 def test_tokens_that_are_no_whole_numbers_are_explained() -> None:
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
     with pytest.raises(RuntimeError, match=r"Tokens are whole numbers.*by \.long\(\)"):
@@ -698,13 +735,19 @@ def test_places_of_images_are_rows() -> None:
 @pytest.mark.parametrize(
     ("number", "gate"), [(torch.nan, True), (torch.nan, False), (torch.inf, True)]
 )
-def test_inputs_that_are_not_finite_are_refused(
-    model: nn.Module, number: float, gate: bool
+def test_inputs_that_are_not_finite_are_refused_by_that_name(
+    model: Classifier, number: float, gate: bool
 ) -> None:
     known = inputs()
     known[20, 2] = number
-    with pytest.raises(NotFiniteError, match="finite"):
+    with pytest.raises(NotFiniteError, match=r"^known inputs have 1 NaN or infinite among \d+ num"):
         syngap.protect(model, known, gate=gate)
+    with pytest.raises(ValueError, match=r"[Kk]nown inputs have 1 NaN or infinite among \d+ num"):
+        syngap.protect(model, known, gate=gate, predict=lambda x: Normal(model(x), 1.0))
+    lost = copy.deepcopy(model)
+    lost.head.weight.data.fill_(number)
+    with pytest.raises(NotFiniteError, match=r"^(?!.*known inputs have).*finite"):
+        syngap.protect(lost, inputs(), gate=gate)
 
 
 class Shrunk(nn.Module):
@@ -749,8 +792,16 @@ def test_a_model_without_parameters_is_refused() -> None:
     for gate in (True, False):
         with pytest.raises(ValueError, match="Softmax has no parameters"):
             syngap.protect(nn.Softmax(-1), inputs(), gate=gate)
-    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got function"):
-        syngap.protect(lambda x: x, inputs())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("called", ["protect", "plan_memory", "own_samples"])
+def test_what_is_no_model_is_refused_by_the_name_of_what_was_called(called: str) -> None:
+    function, arguments = CALLS[called]
+    for model, hint in (("gpt2", r"from_pretrained\('gpt2'\)"), (nn.Linear, "pass the model")):
+        kind = type(model).__name__
+        message = rf"^{called}\(\) takes a torch\.nn\.Module, got {kind}: .*{hint}"
+        with pytest.raises(TypeError, match=message):
+            function(*arguments(model))
 
 
 def test_a_frozen_model_is_refused_by_the_gate() -> None:
@@ -1368,6 +1419,46 @@ def test_a_protection_names_its_parts() -> None:
     found = [repr(syngap.protect(model, inputs(), **parts)) for parts in ({}, {"gate": False})]
     assert found[0] == "<Protection of Linear by gate and teacher; see report()>"
     assert found[1] == "<Protection of Linear by teacher; see report()>"
+    neither = syngap.protect(model, inputs(), gate=False, teacher=False)
+    assert repr(neither) == "<Protection of Linear by interpolation alone; see report()>"
+
+
+def raised_by(call: Callable[[], Any]) -> str:
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_errors_name_what_a_user_of_protect_has_called() -> None:
+    """And not `SynGAP`, whose options and calls are no part of the loop."""
+    model = classifier()
+    protection = syngap.protect(model, inputs())
+    optimizer = protection.optimizer(AdamW(model.parameters(), lr=0.01))
+    others = syngap.protect(model, inputs()).optimizer(SGD(model.parameters(), lr=0.01))
+    bare, saved = AdamW(model.parameters()).state_dict(), others.state_dict()
+    other = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    for param in model.parameters():
+        param.grad = torch.full_like(param, torch.inf)
+    messages = {
+        "0.01, try 0.001.*catch this error and go on": raised_by(optimizer.step),
+        r"without a gate.*before protection\.optimizer\(base\)": raised_by(
+            lambda: optimizer.load_state_dict(bare)
+        ),
+        r"protection\.optimizer\(SGD\), and.*protection\.optimizer\(AdamW\)": raised_by(
+            lambda: optimizer.load_state_dict(saved)
+        ),
+        "takes real parameters": raised_by(
+            lambda: protection.optimizer(SGD([*model.parameters(), other]))
+        ),
+        "requires no gradient.*no_grad": raised_by(
+            lambda: syngap.protect(model, inputs(), predict=lambda x: model(x).detach())
+        ),
+    }
+    for expected, message in messages.items():
+        assert re.search(expected, message), message
+        assert not re.search("SynGAP|observe", message), message
+    model.zero_grad()
+    optimizer.step()  # as the advice says
 
 
 def test_a_divergence_that_rounding_leaves_below_zero_is_reported_as_none(

@@ -36,7 +36,7 @@ from syngap.protection import anchors as known_inputs
 from syngap.protection.answers import Answers, check_prediction
 from syngap.protection.last_product import LastProduct
 from syngap.protection.recomputed import blocks_of_large
-from syngap.protection.refusals import check_arguments, check_known, predicting
+from syngap.protection.refusals import check_arguments, check_known, predicting, require_module
 from syngap.protection.teacher import byte_limit, what_to_store
 
 __all__ = ["MemoryPlan", "PlannedParameter", "plan_memory"]
@@ -206,6 +206,7 @@ def plan_memory(
         >>> {name: f"{size / 1e6:.1f} MB" for name, size in plan.on_device().items()}["directions"]
         '16.8 MB'
     """
+    require_module(model, "plan_memory")
     check_arguments(0.5, 0.0, 1.0, anchors, None, batch_size, rank)
     params = dict(model.named_parameters())
     trained: list[Tensor] = [param for param in params.values() if param.requires_grad]

@@ -36,6 +36,7 @@ from syngap.protection.refusals import (
     check_optimizer,
     check_rotation,
     check_share,
+    explained_by,
     names_of,
     predicting,
 )
@@ -149,7 +150,7 @@ def protect(
     require_same(same, group)
     # Forward passes of FSDP2 wait for all processes anyhow.
     is_whole = not any(is_sharded(param) for param in model.parameters())
-    with raised_in_all(group if is_whole else None):
+    with raised_in_all(group if is_whole else None), explained_by(batches):
         protection = Protection(
             model,
             batches,
@@ -228,7 +229,7 @@ class Protection:
     def __repr__(self) -> str:
         """Return which parts protect which model."""
         parts = {"gate": bool(self.known), "teacher": self._uses_teacher}
-        used = " and ".join(part for part, is_used in parts.items() if is_used)
+        used = " and ".join(part for part in parts if parts[part]) or "interpolation alone"
         return f"<{type(self).__name__} of {type(self.model).__name__} by {used}; see report()>"
 
     # Training.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from syngap.optim.gated import GatedOptimizer
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.parameter_state import require_growth
-from syngap.optim.predictions import Predict, as_it_was, call, inputs_alone
+from syngap.optim.predictions import Predict, as_it_was, call, check_predict, inputs_alone
 from syngap.optim.scores import require_classes_last
 from syngap.optim.tensors import is_sharded
 from syngap.protection.anchors import mask_of, tensors_of
@@ -29,9 +31,12 @@ from syngap.protection.hints import (
     AS_TENSOR,
     NO_BATCH,
     are_inputs_and_labels,
+    changes_since,
     has_no_batch,
     hints_for,
     is_array,
+    kinds_of,
+    nonfinite_inputs,
 )
 
 __all__ = [
@@ -46,8 +51,10 @@ __all__ = [
     "check_optimizer",
     "check_rotation",
     "check_share",
+    "explained_by",
     "names_of",
     "predicting",
+    "require_module",
 ]
 
 
@@ -98,10 +105,18 @@ def check_share(share: float) -> None:
     check_number("share", share, f"in [0, 1]{hint}", lambda value: 0 <= value <= 1)
 
 
+def require_module(model: Any, called: str) -> None:
+    """Refuse what is no model, by the name of the function that was called."""
+    if not isinstance(model, nn.Module):
+        hint = "pass the model itself"
+        if isinstance(model, str):
+            hint = f"load it first, as by AutoModelForCausalLM.from_pretrained({model!r})"
+        raise TypeError(f"{called}() takes a torch.nn.Module, got {type(model).__name__}: {hint}")
+
+
 def check_model(model: Any, gate: bool) -> None:
     """Refuse what is no model, and a model that cannot learn."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"protect() takes a torch.nn.Module, got {type(model).__name__}")
+    require_module(model, "protect")
     params = list(model.parameters())
     if not params:
         raise ValueError(
@@ -196,12 +211,25 @@ def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:
     return True
 
 
+@contextmanager
+def explained_by(batches: list[Any]) -> Iterator[None]:
+    """Say where something is not finite that known inputs are not, where that is so."""
+    try:
+        yield
+    except NotFiniteError as error:
+        if not (found := nonfinite_inputs(batches)):
+            raise
+        raise NotFiniteError(f"known inputs {found} ({error})") from None
+
+
 # Of an error that a model raises: what Python and torch raise, with a message alone.
 _OWN = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False) -> Predict:
     """Return what predicts from a batch, and says what to do where the model did not take it."""
+    check_predict(predict)
+    kinds = kinds_of(model)
 
     def predicted(batch: Any) -> Tensor | Distribution:
         nonlocal needs_kl
@@ -210,7 +238,8 @@ def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False
         except Exception as error:
             if type(error) not in _OWN:
                 raise
-            hint = next(hints_for(model, batch, str(error)), "")
+            changes = changes_since(kinds, model, str(error))
+            hint = next(chain(changes, hints_for(model, batch, str(error))), "")
             raise type(error)(f"known inputs: {error}{hint and f'. {hint}'}") from error
         if isinstance(found, Tensor) and found.dim() < 2 and has_no_batch(batch):  # one sample
             raise ValueError(
