@@ -23,7 +23,7 @@ _NOT_GATED = (
 )
 _NOT_PROTECTED = (
     "the state_dict is of an optimizer without a gate: its groups lack retention; protect the "
-    "model as in that run (gate=), or load one of a bare optimizer before "
+    "model as in that run (gate=), or load the state of a bare optimizer into base before "
     "protection.optimizer(base)"
 )
 _GROWN = "load before that and call grow()"

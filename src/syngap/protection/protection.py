@@ -86,15 +86,15 @@ def protect(
     The model, its parameters, buffers, modes and hooks stay as they are.
 
     Args:
-        model: a model that was trained; a wrapper of DDP is looked through.
+        model: a trained model whose outputs are class logits; a wrapper of DDP is looked through.
         known: inputs like those that it knows: a tensor, a dict of tensors as a tokenizer returns,
             or a list of batches (a tuple is arguments, a dict keyword arguments, of which
             `attention_mask` marks padding). A few hundred do, without labels. `own_samples` makes
             some.
         gate: whether `optimizer` scales down updates along important directions.
         teacher: whether `loss` pulls the model to its former answers.
-        predict: computes logits or a distribution from a batch in place of `model(batch)`, in the
-            same way at each call.
+        predict: for a model with other outputs: computes logits or a distribution from a batch in
+            place of `model(batch)`, in the same way at each call.
         consolidation: τ in (0, 1), how much updates shrink at mean importance. None is 0.9 with a
             teacher, whose `loss` does half of the work, and 0.999 without.
         ambient: ε ≥ 0, the share of an update that always remains.
