@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from inspect import signature
 from types import MappingProxyType
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-__all__ = ["count_of", "duration", "nearest", "unknown_argument"]
+__all__ = ["count_of", "duration", "names_arguments", "nearest"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def count_of(number: int, noun: str) -> str:
@@ -41,29 +45,44 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
-def unknown_argument(
-    function: Callable[..., Any], name: str, aliases: Mapping[str, str] = MappingProxyType({})
-) -> TypeError:
-    """Return the error for a keyword that a function does not take, with the one that was meant.
+def names_arguments(
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function answer a keyword that it does not take with the one that was meant.
 
     Args:
-        function: that was called.
-        name: of the keyword.
         aliases: other names of its arguments, such as symbols of a paper.
 
     Examples:
-        >>> def train(*, rate): ...
-        >>> unknown_argument(train, "rat")
-        TypeError('train() has no argument "rat"; did you mean "rate"?')
-        >>> unknown_argument(train, "eta", {"eta": "rate"})
-        TypeError('train() has no argument "eta"; did you mean "rate"?')
-        >>> unknown_argument(train, "x")
-        TypeError('train() has no argument "x"; there are rate')
+        >>> @names_arguments({"eta": "rate"})
+        ... def train(*, rate): ...
+        >>> train(rat=1)
+        Traceback (most recent call last):
+        TypeError: train() has no argument "rat"; did you mean "rate"?
+        >>> train(eta=1)
+        Traceback (most recent call last):
+        TypeError: train() has no argument "eta"; did you mean "rate"?
+        >>> train(x=1)
+        Traceback (most recent call last):
+        TypeError: train() has no argument "x"; there are rate
     """
-    parameters = signature(function).parameters.values()
-    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    hint = nearest(aliases.get(name.lower(), name), known) or f"; there are {', '.join(known)}"
-    return TypeError(f'{function.__name__}() has no argument "{name}"{hint}')
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        called = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+        known = [name for name in signature(function).parameters if name not in ("self", "cls")]
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    hint = nearest(aliases.get(name.lower(), name), known)
+                    hint = hint or f"; there are {', '.join(known)}"
+                    raise TypeError(f'{called}() has no argument "{name}"{hint}')
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -343,6 +343,60 @@ def test_answers_that_are_not_stored_whole_are_asked_for_at_every_second_call(
         with torch.no_grad():
             model.head.weight.add_(torch.randn(model.head.weight.shape))
         assert [bool(protection.loss() > 0) for _ in range(4)] == losses
+
+
+class Pair(NamedTuple):
+    inputs: Tensor
+    more: dict[str, list[Tensor]]
+
+
+def in_one_buffer(x: Tensor) -> Iterator[Tensor]:
+    """Yield batches as a reader does that has memory for one."""
+    buffer = torch.empty(8, 6)
+    for part in x.detach().split(8):
+        yield buffer.copy_(part)
+
+
+KINDS: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda x: x,
+    "dict": lambda x: {"x": x},
+    "list": lambda x: list(x.split(8)),
+    "nested": lambda x: [({"x": [part]},) for part in x.split(8)],
+    "named": lambda x: [Pair(part, {"x": [part]}) for part in x.split(8)],
+    "buffer": in_one_buffer,
+}
+
+
+def tensor_in(batch: Any) -> Tensor:
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return batch
+
+
+@pytest.mark.parametrize("kept", ROOM)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_becomes_of_known_inputs_after_protect_changes_nothing(
+    kind: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(kept, monkeypatch)
+    model, mine = build(), KNOWN.clone().requires_grad_()
+    plain = syngap.protect(model, KNOWN, anchors=8, every=1)
+    protection = syngap.protect(
+        model,
+        KINDS[kind](mine),
+        predict=lambda batch: model(tensor_in(batch)),
+        anchors=8,
+        every=1,
+    )
+    mine.data.zero_()
+    with torch.no_grad():
+        model.first.weight.add_(0.1)
+    for _ in range(3):
+        loss = protection.loss()
+        assert torch.equal(loss, plain.loss())
+        loss.backward()
+    assert mine.grad is None
+    assert protection.report().kl == plain.report().kl
 
 
 @pytest.mark.usefixtures("not_whole")

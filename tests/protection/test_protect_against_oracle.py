@@ -4,6 +4,7 @@ Labels are drawn as specified: one call of `sample_labels` a batch from a genera
 `seed`, first over all batches for the moments and then over all batches for the importance.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +22,7 @@ import syngap
 from syngap.optim import basis, gate, knowledge
 from syngap.optim.basis import Basis, Stack
 from syngap.protection import Protection, answers
+from syngap.protection.anchors import mask_of
 from syngap.protection.answers import divergence, take_answers
 
 pytestmark = pytest.mark.xdist_group("oracle")  # whose gates are built once
@@ -287,6 +289,41 @@ def test_teacher_for_classes() -> None:
 def test_teacher_leaves_padding_out() -> None:
     model, known = PADDED.make()
     compare_teacher(model, known[0])
+
+
+@pytest.mark.parametrize("length", [6, 4], ids=["other length", "same length"])
+def test_padding_is_that_of_what_predictions_are_for(length: int) -> None:
+    """Of an encoder-decoder those are the decoder's tokens, and not the encoder's."""
+    tokens, decoded = torch.ones(2, length).long(), torch.ones(2, 4).long()
+    mask, own = torch.arange(length) < 2, torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    batch = {"input_ids": tokens, "attention_mask": mask.expand(2, -1).long()}
+    logits = torch.randn(2, 4, 3)
+    found = mask_of(batch, logits)
+    assert (found is None) == (length != 4)
+    batch |= {"decoder_input_ids": decoded}
+    assert mask_of(batch, logits) is None
+    batch |= {"decoder_attention_mask": own}
+    for prediction in (logits, Categorical(logits=logits)):
+        assert torch.equal(mask_of(batch, prediction), own.bool())
+
+
+@pytest.mark.parametrize("where", ["attention_mask", "decoder_attention_mask"])
+def test_padding_that_cannot_be_left_out_is_warned_of_once(where: str) -> None:
+    class Next(nn.Linear):
+        def forward(self, x: Tensor, **masks: Tensor) -> Tensor:
+            return super().forward(x)[:, :-1]
+
+    model, x = Next(6, 3), torch.randn(32, 5, 6)
+    known = {"x": x, where: torch.ones(32, 5)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        syngap.protect(model, known)  # no padding
+        syngap.protect(model, known, predict=lambda batch: model(batch["x"])[:, -1])
+    known[where][:, 3:] = 0
+    message = rf"\(8, 4\) without classes, and their {where} has \(8, 5\).*for each token"
+    with pytest.warns(UserWarning, match=message) as caught:
+        syngap.protect(model, known, anchors=8)
+    assert len(caught) == 1
 
 
 def test_impossible_classes_count_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from torch.optim import LBFGS, SGD, AdamW, SparseAdam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import syngap
+from syngap import SynGAP
+from syngap.optim import knowledge
 from syngap.optim.errors import NotFiniteError
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import Protection, plan_memory
@@ -99,6 +102,30 @@ def test_an_option_out_of_range_is_named(model: nn.Module, name: str, value: Any
         syngap.protect(model, inputs(), **{name: value})
 
 
+@pytest.mark.parametrize("predict", ["logits", "", 3, torch.zeros(3)], ids=type)
+def test_what_is_no_function_cannot_predict(model: nn.Module, predict: Any) -> None:
+    acts: list[Callable[..., Any]] = [
+        syngap.protect,
+        plan_memory,
+        SynGAP(model.parameters(), lr=0.1).consolidate,
+    ]
+    for act in acts:
+        with pytest.raises(ValueError, match=r"predict must be a function that .* for a batch"):
+            act(model, inputs(), predict=predict)
+
+
+@pytest.mark.parametrize("group", ["nope", "", 2, True, [0, 1]])
+def test_what_is_no_group_of_processes_is_refused_by_all(model: nn.Module, group: Any) -> None:
+    makers: list[Callable[[], Any]] = [
+        lambda: syngap.protect(model, inputs(), process_group=group),
+        lambda: SynGAP(model.parameters(), lr=0.1, process_group=group),
+        lambda: SynGAP.wrap(AdamW(model.parameters()), process_group=group),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match=r"process_group must be 'auto', None or a .*, got"):
+            make()
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.1, torch.nan, torch.inf, "half", True, None])
 def test_a_share_out_of_range_moves_nothing(model: nn.Module, share: Any) -> None:
     protection = syngap.protect(model, inputs())
@@ -115,19 +142,31 @@ def test_a_share_in_per_cent_is_answered_with_the_share(model: nn.Module, percen
             protection.interpolate(share)  # type: ignore[arg-type]
 
 
-ARGUMENTS = sorted(
-    name
-    for name, each in inspect.signature(syngap.protect).parameters.items()
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "protect": (syngap.protect, lambda model: (model, inputs())),
+    "plan_memory": (plan_memory, lambda model: (model, inputs())),
+    "own_samples": (syngap.own_samples, lambda model: (model,)),
+    "SynGAP": (SynGAP, lambda model: (model.parameters(),)),
+    "SynGAP.wrap": (SynGAP.wrap, lambda model: (AdamW(model.parameters()),)),
+}
+ARGUMENTS = [
+    (called, name)
+    for called, (function, _) in CALLS.items()
+    for name, each in inspect.signature(function).parameters.items()
     if each.kind is each.KEYWORD_ONLY
-)
+]
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_misspelt_argument_is_answered_with_the_right_one(model: nn.Module, name: str) -> None:
+@pytest.mark.parametrize(("called", "name"), ARGUMENTS)
+def test_a_misspelt_argument_is_answered_with_the_right_one(
+    model: nn.Module, called: str, name: str
+) -> None:
+    function, arguments = CALLS[called]
     for wrong in (name[:-1], name.replace("_", "") + "s", name.title()):
-        if wrong not in ARGUMENTS:
-            with pytest.raises(TypeError, match=f'no argument "{wrong}"; did you mean "{name}"'):
-                syngap.protect(model, inputs(), **{wrong: 1})
+        if (called, wrong) not in ARGUMENTS:
+            message = rf'^{called}\(\) has no argument "{wrong}"; did you mean "{name}"'
+            with pytest.raises(TypeError, match=message):
+                function(*arguments(model), **{wrong: 1})
 
 
 def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -> None:
@@ -136,7 +175,9 @@ def test_a_symbol_of_the_paper_is_answered_with_its_argument(model: nn.Module) -
         with pytest.raises(TypeError, match=f'"{symbol}"; did you mean "{name}"'):
             syngap.protect(model, inputs(), **{symbol: 0.5})
     with pytest.raises(TypeError, match=r'"lr"; there are model, known, gate, .*, progress$'):
-        syngap.protect(model, inputs(), lr=0.5)  # type: ignore[arg-type]
+        syngap.protect(model, inputs(), lr=0.5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match='"eta"; did you mean "lr"'):
+        SynGAP(model.parameters(), eta=0.5)  # type: ignore[call-arg]
 
 
 def trained(steps: int, calls: int, **options: Any) -> Any:
@@ -477,6 +518,51 @@ def test_a_generator_is_used_once_and_an_empty_batch_counts_for_nothing(model: n
         assert torch.equal(known.importance, once.known[param].importance)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("act", [syngap.protect, plan_memory], ids=["protect", "plan"])
+def test_reading_known_inputs_moves_no_random_numbers(
+    model: nn.Module, act: Callable[..., Any], shuffle: bool
+) -> None:
+    act(model, DataLoader(list(inputs()), batch_size=8, shuffle=shuffle))
+    act(model, (torch.randn(8, 4) for _ in range(5)))
+
+
+def test_a_default_device_of_torch_elsewhere_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where `torch.set_default_device` names a GPU, and the model is on the CPU."""
+    monkeypatch.setattr(knowledge, "_ENOUGH", 64)
+    monkeypatch.setattr(knowledge, "_SAMPLES", 16)
+    known, many = inputs(), list(torch.randn(20, 32, 6).unbind())
+    table, ends, texts = nn.Embedding(20, 6), [], []
+    for device in ("cpu", "meta"):
+        model, linear = classifier().eval(), copy.deepcopy(classifier().head)
+        larger = classifier(classes=4).head
+        base = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x, old = inputs(8), model.head
+        writer = nn.Sequential(table, linear)
+        with torch.no_grad():
+            larger.weight[:3], larger.bias[:3] = old.weight, old.bias
+        with torch.device(device):
+            protection = syngap.protect(model, known, rotate=True, rank="full", every=1)
+            optimizer = protection.optimizer(base)
+            for _ in range(3):
+                (protection.loss() + model(x).logsumexp(1).mean()).backward()
+                optimizer.step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            model.head = larger
+            protection.grow(old.weight, larger.weight)
+            protection.grow(old.bias, larger.bias)
+            protection.interpolate(0.5)
+            ends.append((values_of(model), protection.loss(), protection.report().kl))
+            syngap.protect(linear, many)  # of which some are enough
+            plan_memory(model, known)
+            firsts: list[dict[str, Any]] = [{"start": 0}, {"prompts": [[1, 2]]}]
+            texts += [syngap.own_samples(writer, 4, length=5, **first) for first in firsts]
+    assert_identical(*ends)
+    assert_identical(texts[:2], texts[2:])
+
+
 class Two(nn.Module):
     """A model that takes a second argument, which does not matter."""
 
@@ -617,6 +703,30 @@ def test_inputs_of_another_precision_are_answered_with_the_models(
     syngap.protect(model, known.to(own))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(4, 3, 1)], ids=type)
+def test_a_model_that_was_converted_after_protect_is_named_and_not_its_inputs(
+    layer: nn.Module, dtype: torch.dtype
+) -> None:
+    model = copy.deepcopy(layer)
+    known = inputs() if isinstance(layer, nn.Linear) else inputs().unsqueeze(-1)
+    shift = torch.zeros(3, 1)
+
+    def predict(x: Tensor) -> Tensor:
+        return (model(x).view(-1, 3, 1) + shift).squeeze(-1)
+
+    protection = syngap.protect(model, known, predict=predict, every=1)
+    for change, was in ((dtype, r"dtype was torch\.float32"), ("meta", "device was cpu")):
+        model.to(change)
+        for call in (protection.loss, protection.report):
+            message = rf"model's {was} at protect\(\), and is {change} now: change it back"
+            with pytest.raises(RuntimeError, match=message) as caught:
+                call()
+            assert "Known has" not in str(caught.value)
+        model.to_empty(device="cpu").to(torch.float32)
+    protection.report()
+
+
 def test_tokens_that_are_no_whole_numbers_are_explained() -> None:
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
     with pytest.raises(RuntimeError, match=r"Tokens are whole numbers.*by \.long\(\)"):
@@ -646,13 +756,19 @@ def test_places_of_images_are_rows() -> None:
 @pytest.mark.parametrize(
     ("number", "gate"), [(torch.nan, True), (torch.nan, False), (torch.inf, True)]
 )
-def test_inputs_that_are_not_finite_are_refused(
-    model: nn.Module, number: float, gate: bool
+def test_inputs_that_are_not_finite_are_refused_by_that_name(
+    model: Classifier, number: float, gate: bool
 ) -> None:
     known = inputs()
     known[20, 2] = number
-    with pytest.raises(NotFiniteError, match="finite"):
+    with pytest.raises(NotFiniteError, match=r"^known inputs have 1 NaN or infinite among \d+ num"):
         syngap.protect(model, known, gate=gate)
+    with pytest.raises(ValueError, match=r"[Kk]nown inputs have 1 NaN or infinite among \d+ num"):
+        syngap.protect(model, known, gate=gate, predict=lambda x: Normal(model(x), 1.0))
+    lost = copy.deepcopy(model)
+    lost.head.weight.data.fill_(number)
+    with pytest.raises(NotFiniteError, match=r"^(?!.*known inputs have).*finite"):
+        syngap.protect(lost, inputs(), gate=gate)
 
 
 class Shrunk(nn.Module):
@@ -697,8 +813,16 @@ def test_a_model_without_parameters_is_refused() -> None:
     for gate in (True, False):
         with pytest.raises(ValueError, match="Softmax has no parameters"):
             syngap.protect(nn.Softmax(-1), inputs(), gate=gate)
-    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got function"):
-        syngap.protect(lambda x: x, inputs())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("called", ["protect", "plan_memory", "own_samples"])
+def test_what_is_no_model_is_refused_by_the_name_of_what_was_called(called: str) -> None:
+    function, arguments = CALLS[called]
+    for model, hint in (("gpt2", r"from_pretrained\('gpt2'\)"), (nn.Linear, "pass the model")):
+        kind = type(model).__name__
+        message = rf"^{called}\(\) takes a torch\.nn\.Module, got {kind}: .*{hint}"
+        with pytest.raises(TypeError, match=message):
+            function(*arguments(model))
 
 
 def test_a_frozen_model_is_refused_by_the_gate() -> None:
@@ -1341,6 +1465,46 @@ def test_a_protection_names_its_parts() -> None:
     found = [repr(syngap.protect(model, inputs(), **parts)) for parts in ({}, {"gate": False})]
     assert found[0] == "<Protection of Linear by gate and teacher; see report()>"
     assert found[1] == "<Protection of Linear by teacher; see report()>"
+    neither = syngap.protect(model, inputs(), gate=False, teacher=False)
+    assert repr(neither) == "<Protection of Linear by interpolation alone; see report()>"
+
+
+def raised_by(call: Callable[[], Any]) -> str:
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_errors_name_what_a_user_of_protect_has_called() -> None:
+    """And not `SynGAP`, whose options and calls are no part of the loop."""
+    model = classifier()
+    protection = syngap.protect(model, inputs())
+    optimizer = protection.optimizer(AdamW(model.parameters(), lr=0.01))
+    others = syngap.protect(model, inputs()).optimizer(SGD(model.parameters(), lr=0.01))
+    bare, saved = AdamW(model.parameters()).state_dict(), others.state_dict()
+    other = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    for param in model.parameters():
+        param.grad = torch.full_like(param, torch.inf)
+    messages = {
+        "0.01, try 0.001.*catch this error and go on": raised_by(optimizer.step),
+        r"without a gate.*before protection\.optimizer\(base\)": raised_by(
+            lambda: optimizer.load_state_dict(bare)
+        ),
+        r"protection\.optimizer\(SGD\), and.*protection\.optimizer\(AdamW\)": raised_by(
+            lambda: optimizer.load_state_dict(saved)
+        ),
+        "takes real parameters": raised_by(
+            lambda: protection.optimizer(SGD([*model.parameters(), other]))
+        ),
+        "must use this model": raised_by(
+            lambda: syngap.protect(model, inputs(), predict=lambda x: model(x).detach())
+        ),
+    }
+    for expected, message in messages.items():
+        assert re.search(expected, message), message
+        assert not re.search("SynGAP|observe", message), message
+    model.zero_grad()
+    optimizer.step()  # as the advice says
 
 
 def test_a_divergence_that_rounding_leaves_below_zero_is_reported_as_none(

@@ -166,10 +166,44 @@ def test_a_tokenizer_without_a_chat_template_changes_nothing() -> None:
         own_samples(letters(), 1, tokenizer=Chat(None, None, None))
 
 
-@pytest.mark.parametrize("prompts", ["text", ["text"], [[1, 2], [3]], [1, 2], [[0.5]], [[]]])
+@pytest.mark.parametrize(
+    "prompts", ["text", ["text"], [[1, 2], [3]], [1, 2], [[0.5]], [[]], [[-1]]]
+)
 def test_prompts_that_are_not_tokens_are_refused(prompts: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="prompts must be token numbers"):
         own_samples(chain(), 1, length=4, prompts=prompts)
+
+
+@pytest.mark.parametrize("start", ["<bos>", 1.0, -1, True, [1]])
+def test_a_start_that_is_no_number_of_a_token_is_refused(start: Any) -> None:
+    with pytest.raises(ValueError, match=r"start must be the number of a token, got .*bos_token_"):
+        own_samples(chain(), 1, length=4, start=start)
+
+
+class Writer(nn.Sequential):
+    """Generates as a model of transformers."""
+
+    config = SimpleNamespace(bos_token_id=0)
+
+    def generate(self, tokens: Tensor, **options: Any) -> Tensor:
+        return tokens + self(tokens).argmax(-1)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Writer])
+@pytest.mark.parametrize("first", [{"start": 50}, {"prompts": [[1, 50]]}])
+def test_a_token_that_the_model_has_not_is_named(kind: Any, first: dict[str, Any]) -> None:
+    model = kind(nn.Embedding(20, 8), nn.Linear(8, 20))
+    with pytest.raises(ValueError, match="largest token is 50, and the model has 20"):
+        own_samples(model, 2, length=4, **first)
+
+
+@pytest.mark.parametrize("name", ["count", "length", "batch_size", "temperature"])
+@pytest.mark.parametrize("value", ["4", 0, -1, None])
+def test_numbers_out_of_range_are_named(name: str, value: Any) -> None:
+    if (name, value) != ("batch_size", None):
+        options: dict[str, Any] = {"count": 2, "length": 4} | {name: value}
+        with pytest.raises(ValueError, match=f"{name} must be .*got"):
+            own_samples(chain(), start=0, **options)
 
 
 def test_texts_longer_than_the_model_sees_are_refused() -> None:

@@ -172,7 +172,7 @@ def check_params(params: list[Tensor]) -> None:
     for param in params:
         if param.is_complex():
             raise ValueError(
-                f"SynGAP takes real parameters, got {param.dtype} of shape {tuple(param.shape)}; "
+                f"a gate takes real parameters, got {param.dtype} of shape {tuple(param.shape)}; "
                 "optimize torch.view_as_real(parameter) instead"
             )
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEFAULTS", "Defaults"]
+__all__ = ["DEFAULTS", "SYMBOLS", "Defaults"]
+
+# The paper's symbols, for those who pass them by these names.
+SYMBOLS = {"eta": "lr", "alpha": "retention", "tau": "consolidation"}
+SYMBOLS |= {"epsilon": "ambient", "eps": "ambient"}
+SYMBOLS |= dict.fromkeys(("lam", "lamda", "lambda_"), "damping")
 
 
 @dataclass(frozen=True)

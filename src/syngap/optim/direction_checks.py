@@ -1,4 +1,4 @@
-"""Checks of a loaded state that has directions: of a protected run, or of one that follows them."""
+"""Checks of a loaded state by how it was made: of which optimizer, protected, along directions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,45 @@ from syngap.optim.directions import Directions
 from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, RECORD
 from syngap.optim.tensors import accumulator, local
 
-__all__ = ["check_directions", "check_protection"]
+__all__ = ["check_directions", "check_kind", "check_protection"]
 
 _PROTECTION = RECORD[:3]  # the others came later
 _AGAIN = "call protect() with the same inputs on the model before training, then load"
 _OTHERWISE = "load it into an optimizer that was made as that one was"
+_NOT_GATED = (
+    "the state_dict is not one of SynGAP: its groups lack retention; one of a bare optimizer "
+    "behind SynGAP.wrap goes into optimizer.base.load_state_dict()"
+)
+_NOT_PROTECTED = (
+    "the state_dict is of an optimizer without a gate: its groups lack retention; protect the "
+    "model as in that run (gate=), or load the state of a bare optimizer into base before "
+    "protection.optimizer(base)"
+)
 _GROWN = "load before that and call grow()"
 _MANY = 1 << 53  # calls of a loss, which no run makes
 # How far products of directions may be from those of orthonormal ones, by their type.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 _PROBES = 8
+
+
+def check_kind(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Refuse groups of an optimizer that is not gated, or that has another one behind the gate."""
+    if not all("retention" in group for group in saved):
+        is_protected = any("protection" in group for group in groups)
+        raise ValueError(_NOT_PROTECTED if is_protected else _NOT_GATED)
+    for theirs, ours in zip(saved, groups, strict=True):
+        own = ours.get("behind")
+        found = theirs.get("behind", own)  # the first versions did not say
+        if type(found) is not type(own) or found != own:
+            raise ValueError(
+                f"the state_dict is of {_kind(theirs, found)}, and this optimizer is "
+                f"{_kind(ours, own)} (param_groups have another 'behind'): {_OTHERWISE}"
+            )
+
+
+def _kind(group: Mapping[str, Any], behind: object) -> str:
+    called = "protection.optimizer" if "protection" in group else "SynGAP.wrap"
+    return "SynGAP itself" if behind is None else f"{called}({behind})"
 
 
 def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
@@ -182,7 +211,7 @@ def _distance_from_orthonormal(directions: Tensor) -> float:
     """Return how far QᵀQ z is from z, for a few z of signs: the product itself costs too much."""
     wide = directions.to(accumulator(directions.dtype))
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (wide.shape[-1], _PROBES), generator=generator)
+    signs = torch.randint(0, 2, (wide.shape[-1], _PROBES), generator=generator, device="cpu")
     probes = signs.mul(2).sub(1).to(wide)
     errors = (wide.mT @ (wide @ probes) - probes).abs()
     return float(errors.max()) if errors.numel() else 0.0

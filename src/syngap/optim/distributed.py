@@ -20,6 +20,7 @@ from syngap.optim.tensors import accumulator, is_sharded
 
 __all__ = [
     "Group",
+    "check_group",
     "find_group",
     "independent_draws",
     "not_a_first_backward",
@@ -31,8 +32,20 @@ _FAR_BELOW = 64  # nodes between a model's output and what is made of it: a log-
 Group: TypeAlias = "dist.ProcessGroup | Literal['auto'] | None"
 
 
+def check_group(choice: object) -> None:
+    """Refuse what is no choice of processes; torch gives those outside of a group a number."""
+    if choice is None or choice == "auto":
+        return
+    if dist.is_available() and (
+        isinstance(choice, dist.ProcessGroup) or choice == dist.GroupMember.NON_GROUP_MEMBER
+    ):
+        return
+    raise ValueError(f"process_group must be 'auto', None or a ProcessGroup, got {choice!r}")
+
+
 def find_group(choice: Group, model: nn.Module | None) -> dist.ProcessGroup | None:
     """Return the processes that share a batch: the model's under DDP, else all; None if alone."""
+    check_group(choice)
     if choice is None or not dist.is_available() or not dist.is_initialized():
         return None
     group: dist.ProcessGroup | None

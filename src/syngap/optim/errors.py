@@ -79,10 +79,16 @@ def nonfinite_error(message: str, groups: Iterable[Mapping[str, Any]]) -> NotFin
         return NotFiniteError(f"{message}; {FLOAT16}")
     rate = max((float(group["lr"]) for group in groups if "lr" in group), default=0)
     numbers = f" (it is {rate:g}, try {rate / _SMALLER:g})" if rate else ""
-    return NotFiniteError(
-        f"{message}. A smaller lr may help{numbers}, or SynGAP(non_finite='skip'), which leaves "
-        "such steps out and counts them"
-    )
+    return NotFiniteError(f"{message}. A smaller lr may help{numbers}, or {_how_to_go_on(groups)}")
+
+
+def _how_to_go_on(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return how to leave such steps out, by what the user called to make the optimizer."""
+    if any("protection" in group for group in groups):
+        return "catch this error and go on with the next batch, which leaves this step out"
+    is_wrapped = any(group.get("behind") for group in groups)
+    called = "SynGAP.wrap(..., non_finite='skip')" if is_wrapped else "SynGAP(non_finite='skip')"
+    return f"{called}, which leaves such steps out and counts them"
 
 
 class Notices(set[str]):

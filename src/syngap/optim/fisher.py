@@ -148,10 +148,7 @@ class Estimator:
     ) -> None:
         if name not in ("sampled", "exact", "empirical"):
             raise ValueError(f"estimator must be 'sampled', 'exact' or 'empirical', got {name!r}")
-        if isinstance(process_group, str) and process_group != "auto":
-            raise ValueError(
-                f"process_group must be 'auto', None or a ProcessGroup, got {process_group!r}"
-            )
+        distributed.check_group(process_group)
         self.name = name
         self.generator = generator
         self.model = model

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from syngap.optim import gate_changes
 from syngap.optim.checks import check_counts, check_options, check_params
-from syngap.optim.direction_checks import check_directions, check_protection
+from syngap.optim.direction_checks import check_directions, check_kind, check_protection
 from syngap.optim.directions import require_whole
 from syngap.optim.gate import Gate, States
 from syngap.optim.parameter_state import (
@@ -28,7 +28,6 @@ from syngap.optim.parameter_state import (
 from syngap.optim.predictions import Predict, Progress
 from syngap.optim.state_checks import (
     check_groups,
-    check_kind,
     check_states,
     forms_of,
     match,

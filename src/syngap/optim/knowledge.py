@@ -172,7 +172,7 @@ def _spread(
     if step <= 1:
         return list(range(total))
     order = torch.Generator().manual_seed(0)
-    drawn = torch.randint(step, (-(-total // step),), generator=order).tolist()
+    drawn = torch.randint(step, (-(-total // step),), generator=order, device="cpu").tolist()
     places = [min(total - 1, step * block + place) for block, place in enumerate(drawn)]
     return [0, *places[1:]]  # the first has been looked at
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syngap.optim.basis import Basis
-from syngap.optim.errors import FLOAT16
+from syngap.optim.errors import FLOAT16, NotFiniteError
 from syngap.optim.uses import Key, Rows, Use
 
 __all__ = [
@@ -119,7 +119,7 @@ def require_finite(sides: Mapping[Key, Moments], model: nn.Module) -> None:
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     for (param, _), side in sides.items():
         if not all(bool(use.squares(place).isfinite()) for use in side.uses for place in (0, 1)):
-            raise ValueError(
+            raise NotFiniteError(
                 f"what goes through {names[param]}, or its gradient, is not finite: look at the "
                 f"inputs; {FLOAT16}"
             )

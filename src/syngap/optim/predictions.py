@@ -17,6 +17,7 @@ __all__ = [
     "Progress",
     "as_it_was",
     "call",
+    "check_predict",
     "in_eval_mode",
     "inputs_alone",
     "predictions",
@@ -41,6 +42,7 @@ def predictions(
     Modes, buffers and random states are afterwards what they were, also if it is stopped early.
     `during` is entered for each forward pass.
     """
+    check_predict(predict)
     batches = torch.split(inputs, batch_size) if isinstance(inputs, Tensor) else inputs
     total = len(batches) if isinstance(batches, Sized) else None
     done = 0
@@ -137,6 +139,15 @@ def _unexpanded(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+
+
+def check_predict(predict: object) -> None:
+    """Refuse what cannot predict."""
+    if predict is not None and not callable(predict):
+        raise ValueError(
+            "predict must be a function that returns logits or a distribution for a batch, such as "
+            f"lambda batch: model(batch).logits, got {predict!r}"
+        )
 
 
 def inputs_alone(parts: int, name: str) -> str:

@@ -347,8 +347,8 @@ def require_graph(output: Tensor) -> None:
     """Refuse what no gradient can be taken of."""
     if not output.requires_grad:
         raise RuntimeError(
-            "observe needs a prediction that still has its graph, got one that requires no "
-            "gradient; call it on the model's output outside torch.no_grad() and before detach()"
+            "importance needs a prediction that still has its graph, got one that requires no "
+            "gradient: compute it outside torch.no_grad(), and take it before any detach()"
         )
 
 

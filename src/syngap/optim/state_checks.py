@@ -27,7 +27,6 @@ from syngap.optim.tensors import accumulator, local
 
 __all__ = [
     "check_groups",
-    "check_kind",
     "check_states",
     "forms_of",
     "match",
@@ -35,7 +34,6 @@ __all__ = [
 ]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-BARE_STATE = "load one of a bare optimizer before the gate takes that optimizer"
 _NOT_OPTIONS = ("params", "param_names", "behind", "version", *RECORD)
 _ABSENT = object()
 
@@ -200,26 +198,6 @@ def _check_versions(groups: Sequence[dict[str, Any]]) -> None:
                 f"the state_dict is of a newer syngap (version {version}, this one reads "
                 f"{VERSION}): upgrade syngap"
             )
-
-
-def check_kind(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
-    """Refuse groups of an optimizer that is not gated, or that has another one behind the gate."""
-    if not all("retention" in group for group in saved):
-        raise ValueError(
-            f"the state_dict is not one of SynGAP: its groups lack retention; {BARE_STATE}"
-        )
-    for theirs, ours in zip(saved, groups, strict=True):
-        own = ours.get("behind")
-        found = theirs.get("behind", own)  # the first versions did not say
-        if type(found) is not type(own) or found != own:
-            raise ValueError(
-                f"the state_dict is of {_kind(found)}, and this optimizer is {_kind(own)}: "
-                "param_groups have another 'behind'"
-            )
-
-
-def _kind(behind: object) -> str:
-    return "SynGAP itself" if behind is None else f"SynGAP.wrap({behind})"
 
 
 # Options ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from syngap.messages import names_arguments
 from syngap.optim import distributed
 from syngap.optim.checks import (
     GATE_OPTIONS,
@@ -21,7 +22,7 @@ from syngap.optim.checks import (
     check_nonfinite_policy,
     check_own_options,
 )
-from syngap.optim.defaults import DEFAULTS
+from syngap.optim.defaults import DEFAULTS, SYMBOLS
 from syngap.optim.directions import Directions, check_group, chosen_directions, require_weights
 from syngap.optim.fisher import Estimator, EstimatorName, Schedule
 from syngap.optim.gate import Gate
@@ -68,8 +69,7 @@ class SynGAP(GatedOptimizer):
             `observe`: neither unbiased nor independent of the batch size, for comparison only.
         every: refresh importance at each k-th step, with retention**k; `observe` costs nothing at
             the others.
-        warmup: before that, all of so many steps refresh it: weights that the gate does not hold
-            back from the beginning grow, and stay grown.
+        warmup: before that, so many steps all refresh it: weights that grow then stay grown.
         bounded: False replaces tanh by its argument (the paper's "unbounded linear" ablation).
         compact: keep importance in bfloat16, two bytes a parameter. It does not drift; rounding
             adds a noise of 3 % at retention 0.999, where estimates have as much or more.
@@ -78,11 +78,9 @@ class SynGAP(GatedOptimizer):
             None does not look. Importance that is not finite is left out in any case.
         maximize: climb instead of descending.
         foreach: work on lists of tensors at a time; None decides by device.
-        fused: large tensors by one kernel each, which reads every number once; None does so on a
-            GPU that has Triton.
-        capturable: never wait for the device, so that observe and step can be captured in a CUDA
-            graph, but where `refreshes_directions()`. Values are not checked; a score that
-            overflows counts as zero.
+        fused: large tensors by one kernel each; None does so on a GPU that has Triton.
+        capturable: never wait for the device, so that a CUDA graph can capture observe and step but
+            where `refreshes_directions()`. Values are not checked; scores that overflow are zero.
         differentiable: let autograd follow the step, with the mask as a constant.
         generator: source of the sampled labels; None is torch's global one.
         model: gives parameters their names, and is what "exact" hooks.
@@ -106,6 +104,7 @@ class SynGAP(GatedOptimizer):
         True
     """
 
+    @names_arguments(SYMBOLS)
     def __init__(
         self,
         params: ParamsT,
@@ -165,6 +164,7 @@ class SynGAP(GatedOptimizer):
         require_weights(self._gate.params(), gate.directions)
 
     @classmethod
+    @names_arguments(SYMBOLS)
     def wrap(
         cls,
         optimizer: Optimizer,

@@ -30,7 +30,6 @@ from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.parameter_state import VERSION, sharded_state
 from syngap.optim.state_checks import (
-    BARE_STATE,
     check_states,
     forms_of,
     match,
@@ -127,7 +126,7 @@ class WrappedSynGAP(GatedOptimizer):
             if living is not None and not living._is_loading:
                 raise ValueError(
                     f"the moments of this {type(base).__name__} are along directions, and those of "
-                    f"a bare one are along entries: {BARE_STATE}"
+                    "a bare one are along entries: load its state before protection.optimizer(base)"
                 )
 
         inner_optimizer(self.base).register_load_state_dict_pre_hook(refuse)

@@ -24,6 +24,7 @@ __all__ = [
     "moved",
     "part_of",
     "tensors_of",
+    "warn_of_padding",
 ]
 
 
@@ -42,19 +43,27 @@ class Pass(nn.Module):
         use(self._predict(batch))
 
 
-def batches_of(known: Any, size: int) -> list[Any]:
-    """Return known inputs as batches.
+def batches_of(
+    known: Any, size: int, anchors: int, *, own: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Return known inputs as batches to take importance from, and as batches of the teacher.
+
+    Torch's random numbers are afterwards what they were: to iterate over a DataLoader draws some.
 
     Args:
         known: one tensor; one dict of tensors, as a tokenizer returns; or batches, each a tensor, a
             tuple of arguments or a dict of keyword arguments.
-        size: of the batches that a tensor or a dict is cut into.
+        size: of the batches that a tensor or a dict is cut into, for importance.
+        anchors: inputs of a batch of the teacher, at most.
+        own: whether they are copies, which nobody else can write to.
     """
-    found = cut([known], size) if isinstance(known, (Tensor, Mapping)) else list(known)
+    is_one = isinstance(known, (Tensor, Mapping))
+    with torch.random.fork_rng(devices=[]):
+        found = [copied(batch) if own else batch for batch in ([known] if is_one else known)]
     found = [batch for batch in found if length(batch) != 0]
     if not found:
         raise ValueError("known has no inputs, or they were used up before: pass a list of batches")
-    return found
+    return cut(found, size) if is_one else found, cut(found, anchors)
 
 
 def cut(batches: Iterable[Any], size: int) -> list[Any]:
@@ -99,8 +108,8 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def copied(batch: Any) -> Any:
-    """Return a batch whose tensors are copies."""
-    return _each(batch, Tensor.clone)
+    """Return a batch whose tensors are copies, without the graphs that they may have."""
+    return _each(batch, lambda value: value.detach().clone())
 
 
 def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -110,19 +119,46 @@ def _each(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Mapping):
         return {name: _each(value, change) for name, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_each(value, change) for value in batch)
+        parts = [_each(value, change) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
 
 
 def mask_of(batch: Any, prediction: Any) -> Tensor | None:
     """Return which predictions of a batch are not of padding, None for all."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if not isinstance(prediction, (Tensor, Distribution)):
-        return None  # which whoever reads it refuses
-    shape = prediction.shape[:-1] if isinstance(prediction, Tensor) else prediction.batch_shape
-    if isinstance(mask, Tensor) and mask.shape == shape:
-        return mask.bool()
-    return None
+    mask = _padding(batch)[1]
+    return mask.bool() if mask is not None and mask.shape == _places(prediction) else None
+
+
+def warn_of_padding(batch: Any, prediction: Any, warn: Callable[[str, str], None]) -> None:
+    """Warn where a batch has padding, and predictions are at other places than its mask."""
+    name, mask = _padding(batch)
+    places = _places(prediction)
+    if mask is None or places is None or mask.shape == places:
+        return
+    if mask.dim() == len(places) > 1 and len(mask) == places[0] and not mask.bool().all():
+        warn(
+            "padding",
+            f"predictions for known inputs have shape {tuple(places)} without classes, and their "
+            f"{name} has {tuple(mask.shape)}, so padding counts as well: let predict= return one "
+            "prediction for each token, also for the last, as labels are not needed",
+        )
+
+
+def _padding(batch: Any) -> tuple[str, Tensor | None]:
+    """Return the mask of what a batch has predictions for, and its name."""
+    names = [name for name in batch if isinstance(name, str)] if isinstance(batch, Mapping) else []
+    has_decoder = any(name.startswith("decoder_") for name in names)
+    name = "decoder_attention_mask" if has_decoder else "attention_mask"
+    mask = batch[name] if name in names else None
+    return name, mask if isinstance(mask, Tensor) else None
+
+
+def _places(prediction: Any) -> torch.Size | None:
+    """Return the shape of predictions without their classes; None where whoever reads refuses."""
+    if isinstance(prediction, Distribution):
+        return prediction.batch_shape
+    return prediction.shape[:-1] if isinstance(prediction, Tensor) else None
 
 
 def fingerprint(batches: Iterable[Any], params: Iterable[Tensor]) -> str:

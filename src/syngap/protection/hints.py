@@ -1,28 +1,41 @@
-"""What may be wrong with known inputs, from what they look like and what the model said."""
+"""What is wrong with known inputs: what is refused, and what to do where a model fails on them."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+from syngap.messages import count_of
+from syngap.optim.errors import Notices
 from syngap.optim.predictions import inputs_alone
+from syngap.optim.tensors import tensors_of
 
 __all__ = [
     "AS_TENSOR",
     "AS_TOKENS",
     "NO_BATCH",
     "are_inputs_and_labels",
+    "changes_since",
+    "check_known",
+    "check_labels",
     "has_no_batch",
     "hints_for",
     "is_array",
+    "kinds_of",
+    "nonfinite_inputs",
+    "vocabulary_hint",
 ]
 
 AS_TENSOR = "such as torch.from_numpy(known)"
 AS_TOKENS = 'such as tokenizer(texts, padding=True, return_tensors="pt")'
+_OTHER_TYPE = "dtype|scalar type|Input type"
+_NOT_FINITE = r"(?i)\bnan\b|\binf\b|finite|constraint"  # the last is what distributions say
 NO_BATCH = (
     "Inputs of one dimension have no batch dimension: pass known[None] for one sample, "
     "torch.stack(known) for a list of samples, [x[None] for x in known] if their lengths differ"
@@ -85,11 +98,11 @@ def hints_for(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
         is_real = tensor.is_floating_point()
         if is_real and "Long, Int" in message:
             yield f"Tokens are whole numbers, and known has {tensor.dtype}: convert it by .long()"
-        differs = "dtype|scalar type|Input type" if is_real else "same dtype|Input type"
+        differs = _OTHER_TYPE if is_real else "same dtype|Input type"
         if own and tensor.dtype not in own and re.search(differs, message):
             yield f"Known has {tensor.dtype}, and the model {own[0]}: convert it by .to({own[0]})"
     if "index out of range" in message:
-        yield from _vocabulary_hint(model, tensors)
+        yield from vocabulary_hint(model, tensors)
     if has_no_batch(batch):
         yield NO_BATCH
     if isinstance(batch, Mapping) and "argument" in message:
@@ -99,12 +112,48 @@ def hints_for(model: nn.Module, batch: Any, message: str) -> Iterator[str]:
         )
     if "channels" in message and any(_has_channels_last(tensor) for tensor in tensors):
         yield "The channels are last, and the model has them first: pass known.permute(0, 3, 1, 2)"
+    if re.search(_NOT_FINITE, message) and (found := nonfinite_inputs(batch)):
+        yield f"Known inputs {found}"
     if tensors:
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
         yield f"The model did not take known inputs of shape {shapes}: pass what it was trained on"
 
 
-def _vocabulary_hint(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[str]:
+def nonfinite_inputs(batch: Any) -> str:
+    """Return what to say of numbers of a batch that are not finite, nothing where all are."""
+    values = [each for each in tensors_of(batch) if each.is_floating_point()]
+    bad = sum(each.numel() - int(each.isfinite().sum()) for each in values)
+    total = count_of(sum(each.numel() for each in values), "number")
+    advice = "leave out the samples that have them, or replace them"
+    return f"have {bad} NaN or infinite among {total}: {advice}" if bad else ""
+
+
+def kinds_of(model: nn.Module) -> dict[str, str]:
+    """Return the types and the devices of a model's parameters."""
+    params = list(model.parameters())
+    found = {"dtype": {str(each.dtype) for each in params}}
+    found["device"] = {str(each.device) for each in params}
+    return {kind: " and ".join(sorted(values)) for kind, values in found.items()}
+
+
+def changes_since(before: Mapping[str, str], model: nn.Module, message: str) -> Iterator[str]:
+    """Yield what changed of a model's types and devices, where that may be why it failed.
+
+    Args:
+        before: what `kinds_of` returned at protect().
+        model: the model now.
+        message: of the error.
+    """
+    patterns = {"dtype": _OTHER_TYPE, "device": "device"}
+    for kind, now in kinds_of(model).items():
+        if now != before[kind] and re.search(patterns[kind], message):
+            yield (
+                f"The model's {kind} was {before[kind]} at protect(), and is {now} now: change it "
+                "back, or call protect() anew"
+            )
+
+
+def vocabulary_hint(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[str]:
     """Yield that a token is not in the vocabulary, where one is not."""
     sizes = [len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)]
     tokens = [int(part.max()) for part in tensors if not part.is_floating_point() and part.numel()]
@@ -142,3 +191,65 @@ def _leaves(batch: Any) -> Iterator[Any]:
             yield from _leaves(value)
     else:
         yield batch
+
+
+def check_known(known: Any) -> None:
+    """Refuse what is no known inputs, and say what to pass in its place."""
+    if isinstance(known, Dataset) and not isinstance(known, Iterable):
+        raise TypeError(
+            "known is a Dataset, and protect() takes batches: pass DataLoader(known, batch_size=16)"
+            ", or [x for x, y in DataLoader(known, batch_size=16)] if it has labels"
+        )
+    if is_array(known):
+        raise TypeError(f"known is of type {type(known).__name__}: pass a tensor, {AS_TENSOR}")
+    if isinstance(known, (str, bytes)) or not isinstance(known, Iterable):
+        raise TypeError(
+            "known must be a tensor, a dict of tensors or batches of them, got "
+            f"{type(known).__name__}"
+        )
+    if isinstance(known, Tensor) and not known.dim():
+        raise ValueError("known must have a batch dimension, got a tensor of one number")
+    if not isinstance(known, (tuple, list)) or not all(isinstance(each, Tensor) for each in known):
+        return
+    are_tokens = all(not part.is_floating_point() and part.dim() > 1 for part in known)
+    if are_inputs_and_labels(known) and (
+        isinstance(known, tuple) or (known[0].shape != known[1].shape and not are_tokens)
+    ):
+        raise TypeError(
+            f"pass known[0]: known is a {type(known).__name__} of inputs and what looks like their "
+            "labels, which are not needed. If both are arguments of the model, pass [known]"
+        )
+    if isinstance(known, tuple):
+        raise TypeError(
+            f"known is a tuple of {count_of(len(known), 'tensor')}, which is one batch of "
+            "arguments: pass [known], or a list for batches; labels are not needed"
+        )
+
+
+def check_labels(model: nn.Module, batch: Any) -> None:
+    """Refuse a batch of more arguments than the model takes; warn of labels among them."""
+    if not isinstance(batch, (tuple, list)) or not any(True for _ in tensors_of(batch)):
+        return
+    if _takes(model, batch[:1]) and not _takes(model, batch):
+        raise TypeError(
+            f"a batch of known has {count_of(len(batch), 'part')}, more than "
+            f"{type(model).__name__} takes: labels are not needed, so pass "
+            f"{inputs_alone(len(batch), 'known')}"
+        )
+    if _takes(model, batch[:1]) and are_inputs_and_labels(batch):
+        Notices().warn(
+            "labels",
+            "the second part of a batch of known looks like labels, and the model gets it as its "
+            "second argument: labels are not needed, so pass [x for x, y in known]. If it is an "
+            "input, pass a dict of arguments by name",
+        )
+
+
+def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.func import functional_call
 
-from syngap.messages import count_of
+from syngap.messages import count_of, names_arguments
 from syngap.optim.basis import Basis
 from syngap.optim.moments import (
     Moments,
@@ -35,9 +35,10 @@ from syngap.optim.update_forms import FEW
 from syngap.optim.uses import Key, Recorder
 from syngap.protection import anchors as known_inputs
 from syngap.protection.answers import Answers, check_prediction
+from syngap.protection.hints import check_known
 from syngap.protection.last_product import LastProduct
 from syngap.protection.recomputed import blocks_of_large
-from syngap.protection.refusals import check_arguments, check_known, predicting
+from syngap.protection.refusals import check_arguments, predicting, require_module
 from syngap.protection.teacher import byte_limit, what_to_store
 
 __all__ = ["MemoryPlan", "PlannedParameter", "plan_memory"]
@@ -87,7 +88,7 @@ class PlannedParameter:
 class MemoryPlan:
     """What `protect` and an AdamW behind it will take, in bytes of one process.
 
-    Activations are not in it. Single numbers, such as means, are left out.
+    Activations and known inputs are not in it. Single numbers, such as means, are left out.
 
     Attributes:
         parameters: what is kept of each.
@@ -171,6 +172,7 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
+@names_arguments()
 def plan_memory(
     model: nn.Module,
     known: Any,
@@ -210,6 +212,7 @@ def plan_memory(
         >>> {name: f"{size / 1e6:.1f} MB" for name, size in plan.on_device().items()}["directions"]
         '16.8 MB'
     """
+    require_module(model, "plan_memory")
     check_arguments(0.5, 0.0, 1.0, anchors, None, batch_size, rank)
     params = dict(model.named_parameters())
     trained: list[Tensor] = [param for param in params.values() if param.requires_grad]
@@ -218,9 +221,7 @@ def plan_memory(
         device = "cuda" if device == "meta" else device
     device = torch.device(device).type
     check_known(known)
-    batches = known_inputs.batches_of(known, batch_size)
-    is_cut = isinstance(known, (Tensor, Mapping))
-    taught = known_inputs.cut([known] if is_cut else batches, anchors)
+    batches, taught = known_inputs.batches_of(known, batch_size, anchors, own=False)
     run = _Run(model, predicting(model, predict))
     rank = affordable_rank(trained, device) if rank is None else rank
     compact = are_on_gpu(trained, device)

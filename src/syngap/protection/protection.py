@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from syngap.messages import unknown_argument
+from syngap.messages import names_arguments
 from syngap.optim import gate_changes
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
@@ -22,6 +21,7 @@ from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
+from syngap.protection.hints import check_known, check_labels
 from syngap.protection.participation import Participation
 from syngap.protection.processes import raised_in_all, require_same, share_knowledge
 from syngap.protection.refusals import (
@@ -31,11 +31,10 @@ from syngap.protection.refusals import (
     check_classes,
     check_growth,
     check_knowledge,
-    check_known,
-    check_labels,
     check_model,
     check_optimizer,
     check_share,
+    explained_by,
     names_of,
     predicting,
     rotates,
@@ -61,6 +60,7 @@ _PLAIN = (
 )
 
 
+@names_arguments(SYMBOLS)
 def protect(
     model: nn.Module,
     known: Any,
@@ -79,22 +79,21 @@ def protect(
     seed: int = 0,
     process_group: Group = "auto",
     progress: Progress | None = None,
-    **unknown: NoReturn,
 ) -> Protection:
     """Take what a model knows from inputs without labels, to keep it while it learns.
 
     The model, its parameters, buffers, modes and hooks stay as they are.
 
     Args:
-        model: a model that was trained; a wrapper of DDP is looked through.
+        model: a trained model whose outputs are class logits; a wrapper of DDP is looked through.
         known: inputs like those that it knows: a tensor, a dict of tensors as a tokenizer returns,
             or a list of batches (a tuple is arguments, a dict keyword arguments, of which
             `attention_mask` marks padding). A few hundred do, without labels. `own_samples` makes
             some.
         gate: whether `optimizer` scales down updates along important directions.
         teacher: whether `loss` pulls the model to its former answers.
-        predict: computes logits or a distribution from a batch in place of `model(batch)`, in the
-            same way at each call.
+        predict: for a model with other outputs: computes logits or a distribution from a batch in
+            place of `model(batch)`, in the same way at each call.
         consolidation: τ in (0, 1), how much updates shrink at mean importance. None is 0.9 with a
             teacher, whose `loss` does half of the work, and 0.999 without.
         ambient: ε ≥ 0, the share of an update that always remains.
@@ -113,7 +112,6 @@ def protect(
         process_group: the processes that train the model together, each of which calls this with
             the same arguments; "auto" is the model's group under DDP, else all, and None is none.
         progress: called after each batch with the number done and of all.
-        unknown: none: other names are refused, with the nearest one.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -128,8 +126,6 @@ def protect(
         >>> protection.report().kl < 1
         True
     """
-    for name in unknown:
-        raise unknown_argument(protect, name, SYMBOLS)
     group = find_group(process_group, model)
     with raised_in_all(group):
         check_choices({"gate": gate, "teacher": teacher}, rotate, seed, progress)
@@ -140,12 +136,10 @@ def protect(
             model = model.module
         check_model(model, gate)
         check_known(known)
-        batches = known_inputs.batches_of(known, batch_size)
+        batches, taught = known_inputs.batches_of(known, batch_size, anchors)
         if predict is None:
             check_labels(model, batches[0])
         predict = predicting(model, predict, needs_kl=teacher)
-        is_cut = isinstance(known, (Tensor, Mapping))
-        taught = known_inputs.cut([known] if is_cut else batches, anchors)
     reshard(model)
     mark = known_inputs.fingerprint(taught, model.parameters())
     options: dict[str, Any] = {"consolidation": float(consolidation), "ambient": float(ambient)}
@@ -155,7 +149,7 @@ def protect(
     require_same(same, group)
     # Forward passes of FSDP2 wait for all processes anyhow.
     is_whole = not any(is_sharded(param) for param in model.parameters())
-    with raised_in_all(group if is_whole else None):
+    with raised_in_all(group if is_whole else None), explained_by(batches):
         protection = Protection(
             model,
             batches,
@@ -238,7 +232,7 @@ class Protection:
     def __repr__(self) -> str:
         """Return which parts protect which model."""
         parts = {"gate": bool(self.known), "teacher": self._uses_teacher}
-        used = " and ".join(part for part, is_used in parts.items() if is_used)
+        used = " and ".join(part for part in parts if parts[part]) or "interpolation alone"
         return f"<{type(self).__name__} of {type(self.model).__name__} by {used}; see report()>"
 
     # Training.
@@ -317,7 +311,7 @@ class Protection:
         count = len(self._teacher.batches)
         rounds, place = divmod(number, count)
         generator = torch.Generator().manual_seed(self._seed + 1_000_003 * rounds)
-        return int(torch.randperm(count, generator=generator)[place])
+        return int(torch.randperm(count, generator=generator, device="cpu")[place])
 
     @torch.no_grad()
     def grow(self, old: Tensor, new: Tensor) -> None:

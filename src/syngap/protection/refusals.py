@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim import Adam, AdamW
 from torch.optim.optimizer import Optimizer
-from torch.utils.data import Dataset
 
 from syngap.messages import count_of
 from syngap.optim.checks import check_number, check_whole, is_number
@@ -21,19 +21,19 @@ from syngap.optim.gated import GatedOptimizer
 from syngap.optim.knowledge import Known
 from syngap.optim.moments import Rank
 from syngap.optim.parameter_state import require_growth
-from syngap.optim.predictions import Predict, as_it_was, call, inputs_alone
+from syngap.optim.predictions import Predict, as_it_was, call, check_predict
 from syngap.optim.scores import require_classes_last
 from syngap.optim.tensors import is_sharded
-from syngap.protection.anchors import mask_of, tensors_of
+from syngap.protection.anchors import mask_of
 from syngap.protection.answers import check_divergence
 from syngap.protection.gradients import reaches
 from syngap.protection.hints import (
-    AS_TENSOR,
     NO_BATCH,
-    are_inputs_and_labels,
+    changes_since,
     has_no_batch,
     hints_for,
-    is_array,
+    kinds_of,
+    nonfinite_inputs,
 )
 
 __all__ = [
@@ -42,13 +42,13 @@ __all__ = [
     "check_classes",
     "check_growth",
     "check_knowledge",
-    "check_known",
-    "check_labels",
     "check_model",
     "check_optimizer",
     "check_share",
+    "explained_by",
     "names_of",
     "predicting",
+    "require_module",
     "rotates",
 ]
 
@@ -106,10 +106,18 @@ _HALF = {
 }
 
 
+def require_module(model: Any, called: str) -> None:
+    """Refuse what is no model, by the name of the function that was called."""
+    if not isinstance(model, nn.Module):
+        hint = "pass the model itself"
+        if isinstance(model, str):
+            hint = f"load it first, as by AutoModelForCausalLM.from_pretrained({model!r})"
+        raise TypeError(f"{called}() takes a torch.nn.Module, got {type(model).__name__}: {hint}")
+
+
 def check_model(model: Any, gate: bool) -> None:
     """Refuse what is no model, and a model that cannot learn."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"protect() takes a torch.nn.Module, got {type(model).__name__}")
+    require_module(model, "protect")
     params = list(model.parameters())
     if not params:
         raise ValueError(
@@ -133,58 +141,6 @@ def check_model(model: Any, gate: bool) -> None:
 # Known inputs.
 
 
-def check_known(known: Any) -> None:
-    """Refuse what is no known inputs, and say what to pass in its place."""
-    if isinstance(known, Dataset) and not isinstance(known, Iterable):
-        raise TypeError(
-            "known is a Dataset, and protect() takes batches: pass DataLoader(known, batch_size=16)"
-            ", or [x for x, y in DataLoader(known, batch_size=16)] if it has labels"
-        )
-    if is_array(known):
-        raise TypeError(f"known is of type {type(known).__name__}: pass a tensor, {AS_TENSOR}")
-    if isinstance(known, (str, bytes)) or not isinstance(known, Iterable):
-        raise TypeError(
-            "known must be a tensor, a dict of tensors or batches of them, got "
-            f"{type(known).__name__}"
-        )
-    if isinstance(known, Tensor) and not known.dim():
-        raise ValueError("known must have a batch dimension, got a tensor of one number")
-    if not isinstance(known, (tuple, list)) or not all(isinstance(each, Tensor) for each in known):
-        return
-    are_tokens = all(not part.is_floating_point() and part.dim() > 1 for part in known)
-    if are_inputs_and_labels(known) and (
-        isinstance(known, tuple) or (known[0].shape != known[1].shape and not are_tokens)
-    ):
-        raise TypeError(
-            f"pass known[0]: known is a {type(known).__name__} of inputs and what looks like their "
-            "labels, which are not needed. If both are arguments of the model, pass [known]"
-        )
-    if isinstance(known, tuple):
-        raise TypeError(
-            f"known is a tuple of {count_of(len(known), 'tensor')}, which is one batch of "
-            "arguments: pass [known], or a list for batches; labels are not needed"
-        )
-
-
-def check_labels(model: nn.Module, batch: Any) -> None:
-    """Refuse a batch of more arguments than the model takes; warn of labels among them."""
-    if not isinstance(batch, (tuple, list)) or not any(True for _ in tensors_of(batch)):
-        return
-    if _takes(model, batch[:1]) and not _takes(model, batch):
-        raise TypeError(
-            f"a batch of known has {count_of(len(batch), 'part')}, more than "
-            f"{type(model).__name__} takes: labels are not needed, so pass "
-            f"{inputs_alone(len(batch), 'known')}"
-        )
-    if _takes(model, batch[:1]) and are_inputs_and_labels(batch):
-        Notices().warn(
-            "labels",
-            "the second part of a batch of known looks like labels, and the model gets it as its "
-            "second argument: labels are not needed, so pass [x for x, y in known]. If it is an "
-            "input, pass a dict of arguments by name",
-        )
-
-
 @torch.enable_grad()
 def check_classes(model: nn.Module, batch: Any, predict: Predict) -> None:
     """Refuse logits of another model, or with classes not in the last dimension, by one pass."""
@@ -199,14 +155,15 @@ def check_classes(model: nn.Module, batch: Any, predict: Predict) -> None:
             raise ValueError(UNRELATED)
 
 
-def _takes(model: nn.Module, arguments: Sequence[Any]) -> bool:
+@contextmanager
+def explained_by(batches: list[Any]) -> Iterator[None]:
+    """Say where something is not finite that known inputs are not, where that is so."""
     try:
-        inspect.signature(model.forward).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        return True
-    return True
+        yield
+    except NotFiniteError as error:
+        if not (found := nonfinite_inputs(batches)):
+            raise
+        raise NotFiniteError(f"known inputs {found} ({error})") from None
 
 
 # Of an error that a model raises: what Python and torch raise, with a message alone.
@@ -215,6 +172,8 @@ _OWN = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, Val
 
 def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False) -> Predict:
     """Return what predicts from a batch, and says what to do where the model did not take it."""
+    check_predict(predict)
+    kinds = kinds_of(model)
 
     def predicted(batch: Any) -> Tensor | Distribution:
         nonlocal needs_kl
@@ -223,7 +182,8 @@ def predicting(model: nn.Module, predict: Predict | None, needs_kl: bool = False
         except Exception as error:
             if type(error) not in _OWN:
                 raise
-            hint = next(hints_for(model, batch, str(error)), "")
+            changes = changes_since(kinds, model, str(error))
+            hint = next(chain(changes, hints_for(model, batch, str(error))), "")
             raise type(error)(f"known inputs: {error}{hint and f'. {hint}'}") from error
         if isinstance(found, Tensor) and found.dim() < 2 and has_no_batch(batch):  # one sample
             raise ValueError(

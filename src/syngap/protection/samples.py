@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from syngap.messages import count_of
+from syngap.messages import count_of, names_arguments
+from syngap.optim.checks import check_number, check_whole
 from syngap.optim.predictions import Progress, as_it_was
 from syngap.optim.scores import sample_labels
+from syngap.protection.hints import vocabulary_hint
+from syngap.protection.refusals import require_module
 
 __all__ = ["own_samples"]
 
@@ -21,6 +25,7 @@ _PROMPTS = (
 )
 
 
+@names_arguments()
 @torch.no_grad()
 def own_samples(
     model: nn.Module,
@@ -62,20 +67,19 @@ def own_samples(
         >>> own_samples(model, 3, length=4, start=0).shape
         torch.Size([3, 4])
     """
+    require_module(model, "own_samples")
     generates = generator is None and hasattr(model, "generate") and hasattr(model, "config")
     if batch_size is None:
         batch_size = 256 if generates else 64  # without a cache logits of all places are made
-    if count < 1 or length < 2 or batch_size < 1:
-        raise ValueError(
-            "count and batch_size must be at least 1 and length at least 2, got "
-            f"{count}, {batch_size} and {length}"
-        )
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+    for name, value, least in (("count", count, 1), ("length", length, 2)):
+        check_whole(name, value, least)
+    check_whole("batch_size", batch_size, 1)
+    check_number("temperature", temperature, "above 0", lambda value: value > 0)
     device = next(model.parameters()).device
     if prompts is None and start is None and getattr(tokenizer, "chat_template", None):
         prompts = [_users_turn(tokenizer)]
-    first = _beginnings(model, prompts, start).to(device)
+    beginnings = _beginnings(model, prompts, start)
+    first = beginnings.to(device)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and length > positions:
         raise ValueError(f"length is {length}, and the model has {count_of(positions, 'position')}")
@@ -84,7 +88,7 @@ def own_samples(
             f"prompts have {count_of(first.shape[1], 'token')}, and length is {length}"
         )
     texts = []
-    with as_it_was(model, None):
+    with as_it_was(model, None), _explained_by(beginnings, model):
         for done in range(0, count, batch_size):
             rows = torch.arange(done, min(count, done + batch_size), device=device) % len(first)
             texts.append(
@@ -95,6 +99,17 @@ def own_samples(
             if progress is not None:
                 progress(min(count, done + batch_size), count)
     return torch.cat(texts)
+
+
+@contextmanager
+def _explained_by(tokens: Tensor, model: nn.Module) -> Iterator[None]:
+    """Say that texts begin with a token which the model does not have, where that is so."""
+    try:
+        yield
+    except (IndexError, RuntimeError, TypeError) as error:
+        if not (hint := next(vocabulary_hint(model, [tokens]), "")):
+            raise
+        raise ValueError(f"start or prompts have a token that the model has not. {hint}") from error
 
 
 def _users_turn(tokenizer: Any) -> list[int]:
@@ -121,11 +136,13 @@ def _users_turn(tokenizer: Any) -> list[int]:
 def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
     if prompts is not None:
         try:
-            found = torch.as_tensor(prompts)
+            found = torch.as_tensor(prompts, device="cpu")
         except (TypeError, ValueError) as error:
             raise TypeError(f"{_PROMPTS}: {error}") from error
         if found.dim() != 2 or found.is_floating_point() or not found.numel():
             raise ValueError(f"{_PROMPTS}, got {found.dtype} {tuple(found.shape)}")
+        if found.min() < 0:
+            raise ValueError(f"{_PROMPTS}, got {int(found.min())}")
         return found.long()
     if start is None:
         start = getattr(getattr(model, "config", None), "bos_token_id", None)
@@ -135,7 +152,16 @@ def _beginnings(model: nn.Module, prompts: Any, start: int | None) -> Tensor:
             "pass start= or prompts=. A model that writes no texts has no own samples: give "
             "protect() inputs like those that it was trained on"
         )
-    return torch.tensor([[start]])
+    try:
+        number = -1 if isinstance(start, bool) else index(start)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(
+            f"start must be the number of a token, got {start!r}: pass tokenizer.bos_token_id, or "
+            'another one, as from tokenizer.convert_tokens_to_ids("...")'
+        )
+    return torch.tensor([[number]], device="cpu")
 
 
 def _generated(model: nn.Module, tokens: Tensor, length: int, temperature: float) -> Tensor:

@@ -95,10 +95,12 @@ class Teacher:
         self._may_capture = True
         if any(is_sharded(param) for param in model.parameters()):
             self._features = None  # FSDP2 frees the weights of a layer after its product
+        notices = Notices()
         with as_it_was(model, None), torch.no_grad():
             for batch in self.batches:
                 with LastProduct() as product:
                     prediction = self._predict_batch(batch)
+                anchors.warn_of_padding(batch, prediction, notices.warn)
                 answers = take_answers(prediction, anchors.mask_of(batch, prediction))
                 if batch is self.batches[0]:
                     self._width = width_of(answers.prediction)
@@ -161,6 +163,9 @@ class Teacher:
 
     def loss(self, place: int, strength: float) -> Tensor:
         """Return strength · KL(before ‖ now) on one batch.
+
+        A model that draws numbers in eval mode draws new ones here, as in each forward pass: if
+        they were given back, the new batch would get the same.
 
         Where that is safe its gradient is taken at once, so that its graph is not in memory beside
         that of the new batch; on a GPU by a CUDA graph, from the second call on. Of a large model a
