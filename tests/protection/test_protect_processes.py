@@ -386,6 +386,49 @@ def test_without_a_group_each_process_has_a_model_of_its_own(found: Results) -> 
     assert first != second
 
 
+class TwoHeads(nn.Module):
+    """A new head beside the old one, which the teacher alone asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.old, self.new = nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor, head: str = "new") -> Tensor:
+        logits: Tensor = self.get_submodule(head)(torch.tanh(self.body(x)))
+        return logits
+
+
+def two_heads(every: int, rank: int) -> Any:
+    torch.manual_seed(0)
+    model, known = TwoHeads().double(), torch.randn(32, 5, dtype=torch.double)
+    wrapped = DistributedDataParallel(model)
+    protection = syngap.protect(
+        wrapped, known, predict=lambda batch: model(batch, "old"), every=every
+    )
+    optimizer = protection.optimizer(SGD(model.parameters(), lr=0.1))
+    for step in range(4):
+        torch.manual_seed(10 * step + rank)
+        loss = (
+            protection.loss() + wrapped(torch.randn(8, 5, dtype=torch.double)).logsumexp(1).mean()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [param.detach() for param in model.parameters()]
+
+
+for every in (1, 3):
+    PROTECT[f"two-heads-{every}"] = partial(two_heads, every)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_second_head_is_learned_under_ddp_whenever_the_teacher_is_asked(
+    found: Results, every: int
+) -> None:
+    first, second = found[f"two-heads-{every}"]
+    assert all(map(torch.equal, first, second))
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 

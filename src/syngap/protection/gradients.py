@@ -6,19 +6,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
 from syngap.optim.tensors import alike
 
-__all__ = ["leaves_of", "nodes_of", "reaches", "times", "with_gradient"]
+__all__ = ["leaves_of", "nodes_of", "reaches", "times", "with_gradient", "with_zero_gradient"]
 
 
 def with_gradient(loss: Tensor, gradients: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
     """Return a loss whose gradients by some parameters are known."""
     found: Tensor = _KnownGradient.apply(loss, tuple(gradients), *params)  # type: ignore[no-untyped-call]
     return found
+
+
+def with_zero_gradient(loss: Tensor, model: nn.Module) -> Tensor:
+    """Return a loss whose gradients by all parameters of a model that learn are zero."""
+    params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
+    if not torch.is_grad_enabled():
+        return loss
+    return with_gradient(loss, [torch.zeros_like(param) for param in params], params)
 
 
 class _KnownGradient(torch.autograd.Function):

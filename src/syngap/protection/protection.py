@@ -21,6 +21,7 @@ from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
+from syngap.protection.gradients import with_zero_gradient
 from syngap.protection.hints import check_known, check_labels
 from syngap.protection.participation import Participation
 from syngap.protection.processes import raised_in_all, require_same, share_knowledge
@@ -132,7 +133,10 @@ def protect(
         if consolidation is None:
             consolidation = CONSOLIDATION if teacher else CONSOLIDATION_ALONE
         check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
+        waits_for_all = False
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            # DDP waits for the gradients of all, also of a head that the teacher alone has.
+            waits_for_all = not getattr(model, "find_unused_parameters", True)
             model = model.module
         check_model(model, gate)
         check_known(known)
@@ -166,6 +170,7 @@ def protect(
             process_group=group,
             progress=progress,
         )
+    protection._needs_all = teacher and waits_for_all
     share_knowledge(protection.known, group)
     protection.knowledge = Knowledge.of(protection.known, model)
     return protection
@@ -180,7 +185,7 @@ class Protection:
         knowledge: the same, with their mean importance.
     """
 
-    knowledge = Knowledge()
+    knowledge, _needs_all = Knowledge(), False
 
     def __init__(
         self,
@@ -287,7 +292,8 @@ class Protection:
         if self.known:
             self._participation.remind_of_gate(self.calls, self._optimizers)
         if not self._uses_teacher or (number + 1) % self._every:
-            return torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
+            zero = torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
+            return with_zero_gradient(zero, self.model) if self._needs_all else zero
         place = self._place(number // self._every)
         loss = self._teacher.loss(place, self._strength * self._every)
         if self._warns and self._every == 1 and self._teacher.runs_plainly:
