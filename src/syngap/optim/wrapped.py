@@ -82,9 +82,11 @@ class WrappedSynGAP(GatedOptimizer):
                 "SynGAP.wrap takes an optimizer that holds parameters, such as "
                 f"torch.optim.AdamW(model.parameters()), got {base!r}"
             )
-        for kind, reason in _NOT_GATED.items():
-            if isinstance(base, kind):
-                raise ValueError(f"SynGAP.wrap cannot gate {type(base).__name__}, which {reason}")
+        reason = next((why for kind, why in _NOT_GATED.items() if isinstance(base, kind)), None)
+        if all(callable(getattr(inner_optimizer(base), name, None)) for name in ("train", "eval")):
+            reason = "writes weights of its own in train() and eval(), around the gate"
+        if reason is not None:
+            raise ValueError(f"a gate cannot hold {type(base).__name__}, which {reason}")
         defaults = add_counts(options, behind=type(base).__name__)
         own = {"version"} if isinstance(base, Ballistic) else set()  # means the same there
         taken = sorted((defaults.keys() & base.defaults.keys()) - own)
