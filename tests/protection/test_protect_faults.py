@@ -1334,6 +1334,17 @@ def test_an_optimizer_of_a_head_that_the_model_no_longer_has_is_refused() -> Non
     assert_identical(base.state_dict(), groups)
 
 
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_model_without_a_layer_that_is_recognised_is_protected_entry_by_entry(
+    batches: int,
+) -> None:
+    model = nn.LSTM(4, 3, batch_first=True)
+    known = torch.randn(16 * batches, 5, 4, generator=torch.Generator().manual_seed(0))
+    protection = syngap.protect(model, known, predict=lambda x: model(x)[0])
+    assert {each.how for each in protection.report().coverage} == {"entries"}
+    assert all(float(one.importance.max()) > 0 for one in protection.known.values())
+
+
 def test_an_optimizer_of_no_known_parameter_is_refused(model: Classifier) -> None:
     protection = syngap.protect(model, inputs())
     with pytest.raises(ValueError, match="holds no parameter that protect"):
@@ -1503,6 +1514,9 @@ def test_errors_name_what_a_user_of_protect_has_called() -> None:
         ),
         "takes real parameters": raised_by(
             lambda: protection.optimizer(SGD([*model.parameters(), other]))
+        ),
+        "a gate cannot hold LBFGS": raised_by(
+            lambda: protection.optimizer(LBFGS(model.parameters()))
         ),
         "must use this model": raised_by(
             lambda: syngap.protect(model, inputs(), predict=lambda x: model(x).detach())

@@ -330,6 +330,7 @@ def test_a_state_of_another_teacher_is_refused() -> None:
         (branches(every=3), saved_by(branches(every=2)), "teacher_every is '2', and here 3"),
         (taught(seed=1), saved, "teacher_seed is '0', and here 1"),
         (branches(seed=1), saved_by(branches()), "teacher_seed is '0', and here 1"),
+        (branches(strength=2), saved_by(branches()), "teacher_strength is '1.0', and here 2.0"),
         (branches(), plain, r"without a gate.*before protection\.optimizer\(base\)"),
         (taught(), saved_by(branches(anchors=4, every=2)), r"'rotated'.*\(gate=\)"),
         (branches(), saved, r"without a gate.*before protection\.optimizer\(base\)"),
@@ -340,6 +341,15 @@ def test_a_state_of_another_teacher_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             run[2].load_state_dict(state)
         assert_identical((run[0].state_dict(), run[2].state_dict()), before)
+
+
+@pytest.mark.parametrize("option", ["consolidation", "ambient"])
+def test_an_option_that_a_loaded_state_replaces_is_warned_of(option: str) -> None:
+    saved = saved_by(branches(**{option: 0.2}))
+    run = branches(**{option: 0.3})
+    with pytest.warns(UserWarning, match=f"{option} is 0.2 from now on.*given 0.3"):
+        run[2].load_state_dict(saved)
+    assert run[2].param_groups[0][option] == 0.2
 
 
 def test_a_state_from_before_every_was_saved_is_loaded() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from syngap.optim.directions import Directions
+from syngap.optim.errors import Notices
 from syngap.optim.parameter_state import DIRECTIONS, MOMENTS, RECORD
 from syngap.optim.tensors import accumulator, local
 
@@ -81,7 +82,7 @@ def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str,
                     f"protect(): {_AGAIN}. This shows in {name!r} of {where}"
                     + ("" if name == "protection" else differs)
                 )
-        for name in ("every", "seed"):
+        for name in ("every", "seed", "strength"):
             own = ours.get(f"teacher_{name}")
             value = theirs.get(f"teacher_{name}", own)  # earlier versions did not save it
             is_open = own is None or value is None  # as a seed where each process has its own
@@ -89,6 +90,15 @@ def check_protection(saved: Sequence[dict[str, Any]], groups: Sequence[dict[str,
                 raise ValueError(
                     f"{where}: teacher_{name} is {str(value)[:80]!r}, and here {own}: make both "
                     f"with the same protect(..., {name}=)"
+                )
+        for name in ("consolidation", "ambient"):
+            value, own = theirs.get(name), ours.get(name)
+            is_option = isinstance(value, float) and 0.0 <= value < 1.0  # others are refused
+            if is_option and "protection" in ours and value != own:
+                Notices().warn(
+                    name,
+                    f"{name} is {value} from now on, as in the run that is loaded; "
+                    f"protect() was given {own}",
                 )
         drawn = theirs.get("drawn", 0)
         if isinstance(drawn, bool) or not isinstance(drawn, int) or not 0 <= drawn < _MANY:

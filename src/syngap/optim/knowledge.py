@@ -269,11 +269,10 @@ class _Passes:
 
     def _scored(self, read: Prediction, uses: list[Use]) -> Scored:
         outputs = list({id(use.output): use.output for use in uses}.values())
-        found = torch.autograd.grad(
-            read.output,
-            [*outputs, *(self.leaves[param] for param in self.wanted)],
-            read.cotangent * SCALE,
-            allow_unused=True,
+        inputs = [*outputs, *(self.leaves[param] for param in self.wanted)]
+        # Of a model without a layer that is recognised there may be nothing to ask for.
+        found = inputs and torch.autograd.grad(
+            read.output, inputs, read.cotangent * SCALE, allow_unused=True
         )
         deltas = dict(zip(map(id, outputs), found[: len(outputs)], strict=True))
         kept = [use for use in uses if deltas[id(use.output)] is not None]

@@ -37,7 +37,7 @@ __all__ = [
 DIRECTIONS = ("left", "right")
 MOMENTS = ("left_moment", "right_moment")
 # What a group says of a protected run.
-RECORD = ("protection", "rotated", "drawn", "teacher_every", "teacher_seed")
+RECORD = ("protection", "rotated", "drawn", "teacher_every", "teacher_seed", "teacher_strength")
 IMPORTANCE = ("importance", "mean", "turn", *DIRECTIONS, *MOMENTS)
 
 # Of what state_dict() gives: in each group, which whoever moves states keeps. 0 did not say it.

@@ -163,4 +163,4 @@ def require_dense(params: Sequence[Tensor]) -> None:
         grad = param.grad
         if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
             got = f"{grad.layout} {grad.dtype} for a parameter of shape {tuple(param.shape)}"
-            raise RuntimeError(f"SynGAP takes dense real gradients, got {got}")
+            raise RuntimeError(f"a gate takes dense real gradients, got {got}")

@@ -97,7 +97,7 @@ def protect(
             place of `model(batch)`, in the same way at each call.
         consolidation: τ in (0, 1), how much updates shrink at mean importance. None is 0.9 with a
             teacher, whose `loss` does half of the work, and 0.999 without.
-        ambient: ε ≥ 0, the share of an update that always remains.
+        ambient: ε in [0, 1), the share of an update that always remains.
         rank: "full" takes all directions of both sides of a weight. A number, or a share of all,
             takes the most important of its inputs. None chooses by memory.
         rotate: True lets the optimizer's own state (momentum, Adam's moments) live along directions
@@ -250,8 +250,10 @@ class Protection:
         """
         check_base(base, bool(self.known))
         own_seed = self._seed if self._process_group is None else None
-        every = self._every if self._uses_teacher else None
-        record = {"teacher_every": every, "teacher_seed": own_seed, "drawn": self.calls}
+        taught = self._uses_teacher
+        record: dict[str, Any] = {"teacher_seed": own_seed, "drawn": self.calls}
+        record["teacher_every"] = self._every if taught else None
+        record["teacher_strength"] = float(self._strength) if taught else None
         if self._uses_teacher:
             self._participation.remind(base, self._optimizers)
         self._participation.remind_of_start(base, self._optimizers, self._start, self.model)
