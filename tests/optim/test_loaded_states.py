@@ -34,6 +34,8 @@ from syngap import SynGAP
 from syngap.optim import Ballistic, checks
 from syngap.optim.errors import NotFiniteError
 
+# An option that is another in the loaded state is used, and named.
+pytestmark = pytest.mark.filterwarnings("ignore:.* from now on, as in the run that is loaded")
 NAN, INF, HUGE = math.nan, math.inf, 3e38
 
 
