@@ -195,7 +195,7 @@ class Teacher:
         rows = [self._rows(place) for place in range(len(self.batches))]
         is_dense = all(each.layout is torch.strided for each in gradients)
         if is_dense and not self.may_grow:
-            self._captured_in = self._precision()
+            self._captured_in = self._autocast()
             self._captured = capture(
                 self._model, self._predict, self.batches, rows, self._answer, params
             )
@@ -207,7 +207,7 @@ class Teacher:
         if self.may_grow or not self._captured.fits(self._model):
             self._captured = None  # for good: to record takes as long as some steps
             return False
-        return self._captured.is_free and self._captured_in == self._precision()
+        return self._captured.is_free and self._captured_in == self._autocast()
 
     def _replay(self, place: int, strength: float) -> Tensor:
         batch, rows = self.batches[place], self._rows(place)
@@ -249,13 +249,12 @@ class Teacher:
         return is_plain and not self._has_float16[precision] and own.issuperset(leaves)
 
     def _precision(self) -> tuple[object, ...]:
-        params = list(self._model.parameters())
-        device = params[0].device.type
-        return (
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
-            frozenset(param.dtype for param in params),
-        )
+        return *self._autocast(), frozenset(param.dtype for param in self._model.parameters())
+
+    def _autocast(self) -> tuple[object, ...]:
+        """Return the precision of products; weights of another type are in other memory."""
+        device = next(self._model.parameters()).device.type
+        return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
     @torch.no_grad()
     def comparisons(self) -> Iterator[tuple[Answers, Tensor | Distribution]]:
