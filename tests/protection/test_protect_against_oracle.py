@@ -7,12 +7,14 @@ Labels are drawn as specified: one call of `sample_labels` a batch from a genera
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import protect_oracle as oracle
 import pytest
 import torch
+from helpers import assert_identical
 from protect_cases import BASES, CASES, Case, SeededNormal, random_gradients, traced
 from protect_oracle import Gate, Rank, build_gate, protected_steps
 from torch import Tensor, nn
@@ -230,6 +232,25 @@ def test_interpolate() -> None:
     protection.interpolate(0.3)
     for name, weight in snapshot(model).items():
         assert_close(weight, start[name] + 0.3 * (now[name] - start[name]), name)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_interpolated_weights_are_there_inside_the_block_alone(fails: bool) -> None:
+    model, protection = protect(MLP)
+    start = snapshot(model)
+    shift(model)
+    now, report = snapshot(model), str(protection.report())
+    with pytest.raises(KeyError) if fails else nullcontext(), protection.interpolated(0.3):
+        for name, weight in snapshot(model).items():
+            assert_close(weight, start[name] + 0.3 * (now[name] - start[name]), name)
+        assert "interpolation (30% of the way kept)" in str(protection.report())
+        if fails:
+            raise KeyError
+    assert_identical(snapshot(model), now)
+    assert str(protection.report()) == report
+    with pytest.raises(ValueError, match="share"), protection.interpolated(30):
+        raise AssertionError
+    assert_identical(snapshot(model), now)
 
 
 # --- Teacher ----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ __all__ = [
     "mask_of",
     "moved",
     "part_of",
+    "place_of",
     "tensors_of",
     "warn_of_padding",
 ]
@@ -192,3 +193,13 @@ def _joined(marks: Sequence[tuple[float, float]]) -> str:
     norms = sum((place + 1) * norm for place, (norm, _) in enumerate(marks))
     placed = sum(math.cos(place) * share for place, (_, share) in enumerate(marks))
     return f"{norms:.6g} {placed:.5f}"
+
+
+def place_of(number: int, count: int, seed: int) -> int:
+    """Return which inputs the n-th call takes: all in an order of their own, again and again.
+
+    It follows from the number alone, so that a resumed run goes on as the first would have.
+    """
+    rounds, place = divmod(number, count)
+    generator = torch.Generator().manual_seed(seed + 1_000_003 * rounds)
+    return int(torch.randperm(count, generator=generator, device="cpu")[place])

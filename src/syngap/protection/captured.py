@@ -30,13 +30,18 @@ from syngap.protection.gradients import leaves_of, nodes_of, times
 from syngap.protection.pending import Pending
 from syngap.protection.recomputed import blocks_of, recomputed
 
-__all__ = ["CapturedPass", "capture", "recording"]
+__all__ = ["RUNS_PLAINLY", "CapturedPass", "capture", "recording"]
 
 PREDICTIONS = 4096  # at a time: what a graph takes of memory is of no use to anything else
 MORE_MEMORY = 8  # times as much takes a block that is not run again
 _LOG = logging.getLogger(__name__)
 _AGREES = 0.01  # nats between a prediction alone and among others, which half precision stays below
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+RUNS_PLAINLY = (
+    "protection.loss() takes a whole pass at each step, as it could not be recorded as a CUDA "
+    "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
+    "and known inputs of one shape without a mask. protect(..., every=2) takes half of the time"
+)
 
 
 def capture(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from syngap.messages import names_arguments
 from syngap.optim import gate_changes
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
@@ -21,6 +22,7 @@ from syngap.optim.sharded import reshard
 from syngap.optim.tensors import is_sharded
 from syngap.optim.wrapped import WrappedSynGAP
 from syngap.protection import anchors as known_inputs
+from syngap.protection.captured import RUNS_PLAINLY
 from syngap.protection.gradients import with_zero_gradient
 from syngap.protection.hints import check_known, check_labels
 from syngap.protection.participation import Participation
@@ -54,14 +56,8 @@ DAMPING = 1e-16
 ANCHORS = 16
 SYMBOLS = {"tau": "consolidation", "epsilon": "ambient", "eps": "ambient"}
 SYMBOLS |= dict.fromkeys(("alpha", "beta", "lam", "lamda", "lambda_", "weight"), "strength")
-_PLAIN = (
-    "protection.loss() takes a whole pass at each step, as it could not be recorded as a CUDA "
-    "graph: that needs a model without hooks that is not compiled and does not wait for the GPU, "
-    "and known inputs of one shape without a mask. protect(..., every=2) takes half of the time"
-)
 
 
-@names_arguments(SYMBOLS)
 def protect(
     model: nn.Module,
     known: Any,
@@ -250,10 +246,10 @@ class Protection:
         """
         check_base(base, bool(self.known))
         own_seed = self._seed if self._process_group is None else None
-        taught = self._uses_teacher
-        record: dict[str, Any] = {"teacher_seed": own_seed, "drawn": self.calls}
-        record["teacher_every"] = self._every if taught else None
-        record["teacher_strength"] = float(self._strength) if taught else None
+        record: dict[str, Any] = dict.fromkeys(("teacher_every", "teacher_strength"))
+        if self._uses_teacher:
+            record = {"teacher_every": self._every, "teacher_strength": float(self._strength)}
+        record |= {"teacher_seed": own_seed, "drawn": self.calls}
         if self._uses_teacher:
             self._participation.remind(base, self._optimizers)
         self._participation.remind_of_start(base, self._optimizers, self._start, self.model)
@@ -271,9 +267,8 @@ class Protection:
             "rotated": rotates(self._rotate, base, self.known.values()),
         } | (self._options | record)
         is_whole = all(param in now for param in params)  # a loss may have parameters of its own
-        estimator = Estimator(
-            "sampled", None, self.model if is_whole else None, self._process_group
-        )
+        named = self.model if is_whole else None
+        estimator = Estimator("sampled", None, named, self._process_group)
         schedule, compact = Schedule(1, 0), are_on_gpu(params)
         made = WrappedSynGAP(base, estimator, schedule, compact, "raise", options)
         gate_changes.adopt(made.gate, self.knowledge)
@@ -296,10 +291,10 @@ class Protection:
         if not self._uses_teacher or (number + 1) % self._every:
             zero = torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
             return with_zero_gradient(zero, self.model) if self._needs_all else zero
-        place = self._place(number // self._every)
+        place = known_inputs.place_of(number // self._every, len(self._teacher.batches), self._seed)
         loss = self._teacher.loss(place, self._strength * self._every)
         if self._warns and self._every == 1 and self._teacher.runs_plainly:
-            self._notices.warn("plain", _PLAIN)
+            self._notices.warn("plain", RUNS_PLAINLY)
         return self._participation.watch(loss) if torch.is_grad_enabled() else loss
 
     @property
@@ -310,16 +305,6 @@ class Protection:
     @calls.setter
     def calls(self, number: int) -> None:
         self._optimizers.calls = number
-
-    def _place(self, number: int) -> int:
-        """Return which inputs the n-th call takes: all in an order of their own, again and again.
-
-        It follows from the number alone, so that a resumed run goes on as the first would have.
-        """
-        count = len(self._teacher.batches)
-        rounds, place = divmod(number, count)
-        generator = torch.Generator().manual_seed(self._seed + 1_000_003 * rounds)
-        return int(torch.randperm(count, generator=generator, device="cpu")[place])
 
     @torch.no_grad()
     def grow(self, old: Tensor, new: Tensor) -> None:
@@ -396,3 +381,20 @@ class Protection:
         check_share(share)
         self._start.interpolate(self.model, share)
         self._interpolated *= share
+
+    @contextmanager
+    def interpolated(self, share: float) -> Iterator[None]:
+        """Let the model have interpolated weights inside the block, to measure them.
+
+        Afterwards it has the weights of before again, bit for bit.
+
+        Args:
+            share: as for `interpolate`.
+        """
+        before = self._interpolated
+        with self._start.restored(self.model):
+            self.interpolate(share)
+            try:
+                yield
+            finally:
+                self._interpolated = before

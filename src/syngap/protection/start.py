@@ -57,6 +57,17 @@ class Start:
                 value.copy_(torch.lerp(self.values[name].to(value), value, share))
 
     @contextmanager
+    def restored(self, model: nn.Module) -> Iterator[None]:
+        """Give a model back after the block the weights that it had before."""
+        now = {name: tensor.detach().clone() for name, tensor in _floats(model).items()}
+        torch.clear_autocast_cache()  # as below
+        try:
+            yield
+        finally:
+            _copy(_floats(model), now)
+            torch.clear_autocast_cache()
+
+    @contextmanager
     def in_model(self, model: nn.Module) -> Iterator[None]:
         """Let a model have these weights inside the block, without a trace in its graphs.
 
