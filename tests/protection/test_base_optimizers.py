@@ -4,6 +4,7 @@ u is the update that the same optimizer makes without a gate, from the same weig
 state that the same gradients gave it. All is compared in float64, with the masks of the oracle.
 """
 
+import copy
 import inspect
 from functools import cache
 from typing import Any
@@ -248,6 +249,47 @@ def test_masks_follow_what_is_observed_afterwards() -> None:
     torch.testing.assert_close(again.gate.network_mean(), mean)
 
 
+def test_masks_of_a_resumed_run_are_the_same_but_for_rounding() -> None:
+    """The same inputs may give other roundings: with other threads, or on a GPU."""
+    model, others = network(), nn.Linear(100, 100)
+    protection = syngap.protect(model, KNOWN, teacher=False)
+    first, second = (
+        protection.optimizer(torch.optim.AdamW([*model.parameters(), *others.parameters()]))
+        for _ in range(2)
+    )
+    expected, saved = mask_of(first, model[0].weight), first.state_dict()
+    for state in saved["state"].values():
+        state["mean"] = state["mean"] * (1 + 1e-6)
+    second.load_state_dict(saved)
+    torch.testing.assert_close(mask_of(second, model[0].weight), expected, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_with_a_group_that_came_later_is_resumed(gated: bool, steps: int) -> None:
+    def made() -> tuple[nn.Sequential, Any]:
+        model = network()
+        protection = syngap.protect(model, KNOWN, teacher=False)
+        base = torch.optim.AdamW(model[2].parameters())
+        optimizer = protection.optimizer(base)
+        (optimizer if gated else base).add_param_group({"params": [*model[0].parameters()]})
+        return model, optimizer
+
+    def step(model: nn.Sequential, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(KNOWN).logsumexp(1).mean().backward()
+        optimizer.step()
+
+    (model, optimizer), (other, resumed) = made(), made()
+    for _ in range(steps):
+        step(model, optimizer)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(model, optimizer)
+    step(other, resumed)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_parameters_that_were_frozen_at_protect_are_warned_of(when: str) -> None:
     model = network()
@@ -328,3 +370,6 @@ def test_a_base_whose_moments_are_along_directions_refuses_others() -> None:
     loaded = torch.optim.AdamW(model.parameters())
     loaded.load_state_dict(saved)
     assert not protection.optimizer(loaded).param_groups[0]["rotated"]
+    copy.copy(optimizer).load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"before protection\.optimizer\(base\)"):
+        copy.deepcopy(optimizer).base.load_state_dict(saved)

@@ -1232,6 +1232,32 @@ def test_a_prediction_of_another_model_is_refused(kind: str, gate: bool) -> None
         protected()
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_model_of_another_prediction_is_noticed_whatever_hooks_it_has(gate: bool) -> None:
+    model, other = classifier(), classifier()
+    chosen = [model]
+    protection = syngap.protect(model, inputs(), predict=lambda x: chosen[0](x), gate=gate)
+    for param in (*model.parameters(), *other.parameters()):
+        param.register_hook(lambda grad: grad)
+    chosen[0] = other
+    with pytest.raises(ValueError, match="does not depend on any trainable parameter"):
+        protection.loss()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_new_head_may_learn_alone_while_the_teacher_asks_the_old_one(before: bool) -> None:
+    model, head = classifier(), nn.Linear(6, 2)
+    model.add_module("new", head)
+    learns = dict.fromkeys(model.parameters(), False) | dict.fromkeys(head.parameters(), True)
+    if before:
+        for param, may in learns.items():
+            param.requires_grad_(may)
+    protection = syngap.protect(model, inputs(), gate=not before)
+    for param, may in learns.items():
+        param.requires_grad_(may)
+    assert protection.loss() == 0
+
+
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_a_distribution_is_a_prediction(kind: str) -> None:
     model = classifier()
@@ -1405,7 +1431,7 @@ def test_optimizers_that_cannot_be_gated_are_refused(model: Classifier, kind: An
     protection = syngap.protect(model, inputs())
     base = kind(model.parameters())
     before = copy.deepcopy(base.state_dict())
-    with pytest.raises(ValueError, match=f"cannot hold {kind.__name__}"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be behind a gate"):
         protection.optimizer(base)
     assert_identical(base.state_dict(), before)
     assert protection.loss() >= 0
@@ -1515,7 +1541,7 @@ def test_errors_name_what_a_user_of_protect_has_called() -> None:
         "takes real parameters": raised_by(
             lambda: protection.optimizer(SGD([*model.parameters(), other]))
         ),
-        "a gate cannot hold LBFGS": raised_by(
+        "LBFGS cannot be behind a gate": raised_by(
             lambda: protection.optimizer(LBFGS(model.parameters()))
         ),
         "must use this model": raised_by(

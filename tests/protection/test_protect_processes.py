@@ -398,13 +398,14 @@ class TwoHeads(nn.Module):
         return logits
 
 
-def two_heads(every: int, rank: int) -> Any:
+def two_heads(every: int, wraps_first: bool, rank: int) -> Any:
     torch.manual_seed(0)
     model, known = TwoHeads().double(), torch.randn(32, 5, dtype=torch.double)
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model) if wraps_first else None
     protection = syngap.protect(
-        wrapped, known, predict=lambda batch: model(batch, "old"), every=every
+        wrapped or model, known, predict=lambda batch: model(batch, "old"), every=every
     )
+    wrapped = wrapped or DistributedDataParallel(model)
     optimizer = protection.optimizer(SGD(model.parameters(), lr=0.1))
     for step in range(4):
         torch.manual_seed(10 * step + rank)
@@ -417,15 +418,19 @@ def two_heads(every: int, rank: int) -> Any:
     return [param.detach() for param in model.parameters()]
 
 
-for every in (1, 3):
-    PROTECT[f"two-heads-{every}"] = partial(two_heads, every)
+HEADS = {
+    f"two-heads-{every}-{first}": partial(two_heads, every, first)
+    for every in (1, 3)
+    for first in (True, False)
+}
+PROTECT |= HEADS
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", HEADS)
 def test_a_second_head_is_learned_under_ddp_whenever_the_teacher_is_asked(
-    found: Results, every: int
+    found: Results, name: str
 ) -> None:
-    first, second = found[f"two-heads-{every}"]
+    first, second = found[name]
     assert all(map(torch.equal, first, second))
 
 

@@ -12,7 +12,7 @@ import torch
 __all__ = [
     "DISCARDED",
     "FLOAT16",
-    "NEVER_ASKED",
+    "FROZEN_BEFORE",
     "NEVER_OBSERVED",
     "UNRELATED",
     "NotFiniteError",
@@ -41,9 +41,10 @@ NEVER_OBSERVED = (
 )
 UNRELATED = (
     "the prediction from known inputs does not depend on any trainable parameter of the model that "
-    "protect() got: predict= must use this model, not another one or a copy, and not detach"
+    "protect() got: predict= must use this model, not another one or a copy, and not detach. Where "
+    "all that known inputs reach is frozen, nothing needs protection"
 )
-NEVER_ASKED = (
+FROZEN_BEFORE = (
     "parameters learn that were frozen at syngap.protect(), so nothing is known of them and the "
     "gate lets them change freely: unfreeze what shall learn, then call protect()"
 )

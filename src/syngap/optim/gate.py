@@ -24,9 +24,9 @@ from syngap.optim.directions import Directions, first_state, follow, second_mome
 from syngap.optim.fisher import Estimator, Observation, Schedule, merged
 from syngap.optim.knowledge import Knowledge, adopt_knowledge
 from syngap.optim.parameter_state import basis_in, names_of
-from syngap.optim.plasticity import Means, damping_and_slope, damping_notice, mask
+from syngap.optim.plasticity import Means, damping_notice, mask_of_group
 from syngap.optim.scores import require_graph
-from syngap.optim.tensors import accumulator, alike, gathered, kept_in, require_dense, wide
+from syngap.optim.tensors import accumulator, alike, gathered, no_importance, require_dense, wide
 from syngap.optim.update import Work, nonfinite_gradients
 
 __all__ = ["Gate", "States"]
@@ -81,7 +81,7 @@ class Gate:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
         self._works: list[Work] = []  # of a step along directions, while importance stays
-        self._passed: dict[int, tuple[Any, ...]] = {}  # options, by number of the group
+        self._checked_options: dict[int, tuple[Any, ...]] = {}  # options, by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
@@ -90,7 +90,7 @@ class Gate:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what copies do not share, and what the optimizer's own state has."""
-        own = {"groups", "states", "_means", "_works", "_passed", "_grads_then"}
+        own = {"groups", "states", "_means", "_works", "_checked_options", "_grads_then"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -134,25 +134,24 @@ class Gate:
         few comparisons of addresses.
         """
         for number, group in enumerate(self.groups):
-            now, passed = tuple(map(group.get, self.option_names)), self._passed.get(number, ())
+            now, passed = (
+                tuple(map(group.get, self.option_names)),
+                self._checked_options.get(number, ()),
+            )
             are_same = len(now) == len(passed) and all(map(is_, now, passed))
             counts = group["steps"], group["skipped"]
             are_counts = all(type(count) is int and count >= 0 for count in counts)
             if not (are_same and are_counts) or Tensor in map(type, now):
                 if check_changed_options(number, group, self.option_names, passed):
                     self._works = []
-                self._passed[number] = now
+                self._checked_options[number] = now
 
     # What is known.
 
     def importance_of(self, param: Tensor) -> Tensor:
         """Return F of a parameter."""
         importance: Tensor | None = self._kept(param).get("importance")
-        return self._no_importance(param) if importance is None else importance
-
-    def _no_importance(self, param: Tensor) -> Tensor:
-        dtype = kept_in(param.dtype, self.compact)
-        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        return no_importance(param, self.compact) if importance is None else importance
 
     def _kept(self, param: Tensor) -> dict[str, Any]:
         is_known = param in self.knowledge.by_param
@@ -181,18 +180,14 @@ class Gate:
     def network_mean(self) -> Tensor:
         """Return μ: the mean of F over all parameters that are not frozen."""
         self.check_options()
-        means = self.current_means()
-        return means.network() if self.knowledge.mean is None else self.knowledge.mean
+        return self.current_means().network()
 
     def mask(
         self, group: dict[str, Any], param: Tensor, importance: Tensor, network: Tensor
     ) -> Tensor:
         """Return Ω for some importance of a parameter of a group."""
         mean = self.mean_of(param) if group["scope"] == "tensor" else network
-        damping, slope = damping_and_slope(
-            mean.to(param.device), group["consolidation"], group["damping"], group["bounded"]
-        )
-        return mask(importance, slope, damping, group["ambient"], group["bounded"])
+        return mask_of_group(importance, mean.to(param.device), group)
 
     # When importance is refreshed.
 
@@ -288,12 +283,10 @@ class Gate:
         means = self.current_means()
         if seen is not None:
             self.has_importance = True
-            if self.knowledge.mean is not None:
-                self.knowledge = self.knowledge.observed()
             means.follow(self.groups, seen.means, self._keep)
         elif not self.has_importance and self._moves():
             self.notices.warn("never observed", errors.NEVER_OBSERVED)
-        network = means.network() if self.knowledge.mean is None else self.knowledge.mean
+        network = means.network()
         works = self.lay_out(seen, network)
         if seen is not None:
             group, how = self.groups[0], self.directions
@@ -331,10 +324,10 @@ class Gate:
         params = self.trainable()
         states = [self.state_of(param) for param in params]
         if self._means is None or not self._means.fits(states):
-            self._means = Means(params, states)
+            self._means = self.knowledge.means(params, states)
             self._works = []
-            if any(param in self.knowledge.never_asked for param in params):
-                self.notices.warn("never asked", errors.NEVER_ASKED)
+            if any(param in self.knowledge.frozen_before for param in params):
+                self.notices.warn("frozen before", errors.FROZEN_BEFORE)
         return self._means
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
@@ -345,7 +338,7 @@ class Gate:
                 adopt_knowledge(param, state, known, self.compact)
             elif self.directions is not None:
                 state |= first_state(param, self.directions)
-            state.setdefault("importance", self._no_importance(param))
+            state.setdefault("importance", no_importance(param, self.compact))
             state.setdefault(
                 "mean", torch.zeros((), dtype=accumulator(param.dtype), device=param.device)
             )
@@ -358,7 +351,9 @@ class Gate:
     ) -> list[Work]:
         """Return the work of a step, or with `keep` that of replacing importance."""
         if seen is None and keep is None and self._works:
-            return self._works  # whose gradients a wrapped optimizer's step looks up
+            for work in self._works:
+                work.renew_gradients()
+            return self._works
         works = []
         for group in self.groups:
             trained = [param for param in group["params"] if param.requires_grad]

@@ -20,7 +20,7 @@ from syngap.optim.parameter_state import (
 from syngap.optim.predictions import predictions
 from syngap.optim.update import fold
 
-__all__ = ["adopt", "consolidate", "grow", "restore"]
+__all__ = ["adopt", "consolidate", "grow", "restore", "take_known"]
 
 
 def consolidate(
@@ -49,7 +49,6 @@ def consolidate(
 
 @torch.no_grad()
 def _replace(gate: Gate, seen: Observation) -> None:
-    gate.knowledge = gate.knowledge.observed()
     means = gate.current_means()
     means.follow(gate.groups, seen.means, lambda group: 0.0)
     for work in gate.lay_out(seen, means.network(), keep=0.0):
@@ -68,6 +67,13 @@ def adopt(gate: Gate, knowledge: Knowledge) -> None:
     for param in gate.params():
         if (known := knowledge.by_param.get(param)) is not None:
             known.basis = gate.basis_of(param)
+
+
+def take_known(gate: Gate) -> None:
+    """Let parameters that came after `adopt` have what is known of them before a step."""
+    for param in gate.params():
+        if param in gate.knowledge.by_param:
+            gate.state_of(param)
 
 
 def grow(gate: Gate, old: Tensor, new: Tensor) -> None:
@@ -104,7 +110,4 @@ def restore(
         if state:
             restore_state(param, gate.states[0][param], state, gate.compact, directions)
     gate.observation = None
-    known = [param for param in saved if param in gate.knowledge.by_param]
-    if any(bool(gate.mean_of(param) != own[param]["mean"]) for param in known):
-        gate.knowledge = gate.knowledge.observed()
     gate.has_importance = any(bool(gate.mean_of(param) > 0) for param in saved)

@@ -335,6 +335,7 @@ class GatedOptimizer(Optimizer):
 
         Layers with the same inputs share directions, which some file formats refuse to save.
         """
+        gate_changes.take_known(self.gate)
         return unshared(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -348,6 +349,7 @@ class GatedOptimizer(Optimizer):
         self._gate.estimator.record(self.is_due())
 
     def _load(self, state_dict: dict[str, Any]) -> None:
+        gate_changes.take_known(self.gate)
         saved: dict[Tensor, dict[str, Any]] = {}
         own = dict(self.state)
 

@@ -10,8 +10,8 @@ in that basis (EKFAC). Of more than twice 65,536 predictions both take some, eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -59,29 +59,37 @@ class Knowledge:
 
     Attributes:
         by_param: what is known of each parameter.
-        mean: μ, the mean importance over all of them, whatever an optimizer holds; None where
-            importance is no longer that.
-        never_asked: parameters that were frozen when it was taken.
+        mean: μ, the mean importance over all of them; None where nothing is known.
+        numel: how many numbers they had together.
+        frozen_before: parameters that were frozen when it was taken.
     """
 
     by_param: Mapping[Tensor, Known] = field(default_factory=dict)
     mean: Tensor | None = None
-    never_asked: Collection[Tensor] = ()
+    numel: int = 0
+    frozen_before: Collection[Tensor] = ()
 
     @classmethod
     def of(cls, known: Mapping[Tensor, Known], model: nn.Module) -> Knowledge:
         """Return what is known of the parameters of a model."""
+        frozen = {param for param in model.parameters() if not param.requires_grad}
+        if not known:
+            return cls(known, frozen_before=frozen)
         states = [{"mean": one.mean.to(accumulator(param.dtype))} for param, one in known.items()]
-        mean = Means(list(known), states).network() if known else None
-        return cls(known, mean, {each for each in model.parameters() if not each.requires_grad})
+        numel = sum(param.numel() for param in known)
+        return cls(known, Means(list(known), states).network(), numel, frozen)
 
-    def observed(self) -> Knowledge:
-        """Return it for importance that has followed observations since."""
-        return replace(self, mean=None)
+    def means(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Means:
+        """Return means of an optimizer's parameters, of which others do not change μ."""
+        if self.mean is None:
+            return Means(params, states)
+        known = [self.by_param.get(param) for param in params]
+        before = [None if one is None else one.mean for one in known]
+        return Means(params, states, (self.mean, before), self.numel)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give copy and pickle no parameters of others."""
-        return {"by_param": dict(self.by_param), "mean": self.mean, "never_asked": ()}
+        """Leave frozen parameters out of copies and pickles."""
+        return vars(self) | {"by_param": dict(self.by_param), "frozen_before": ()}
 
 
 def take_knowledge(

@@ -99,6 +99,13 @@ def mask(
     return argument.to(importance.dtype)
 
 
+def mask_of_group(importance: Tensor, mean: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return Ω by the options of a parameter group, for a mean on the same device."""
+    bounded = group["bounded"]
+    damping, slope = damping_and_slope(mean, group["consolidation"], group["damping"], bounded)
+    return mask(importance, slope, damping, group["ambient"], bounded)
+
+
 def damping_notice(
     groups: Sequence[dict[str, Any]], network: float, mean_of: Callable[[Tensor], Tensor]
 ) -> str | None:
@@ -133,14 +140,32 @@ class Means:
     Args:
         params: the parameters that count.
         states: their optimizer states, whose "mean" becomes an element of the vector.
+        before: the mean importance of a network, and those of its parameters, from which that of
+            the network moves on as theirs do; None for a parameter that is not of it.
+        numel: of the network; by default of the parameters.
     """
 
-    def __init__(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-        numel = max(1, sum(param.numel() for param in params))
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        states: Sequence[dict[str, Any]],
+        before: tuple[Tensor, Sequence[Tensor | None]] | None = None,
+        numel: int = 0,
+    ) -> None:
+        numel = numel or max(1, sum(param.numel() for param in params))
         kept = [state["mean"] for state in states] or [torch.zeros(())]
         dtype = max((mean.dtype for mean in kept), key=lambda dtype: dtype.itemsize)
         self.vector = torch.stack([mean.to(kept[0].device, dtype) for mean in kept])
         self._shares = self.vector.new_tensor([param.numel() / numel for param in params] or [0.0])
+        self._before: tuple[Tensor, Tensor] | None = None
+        self._still: Tensor | None = None  # the network's, before anything is observed
+        self._has_advanced = False
+        if before is not None:
+            known = [(mean if mean is not None else kept[0].new_zeros(())) for mean in before[1]]
+            known = [mean.to(self.vector) for mean in known] or [self.vector[0]]
+            self._before = before[0].to(self.vector), torch.stack(known)
+            counts = [float(mean is not None) for mean in before[1]] or [0.0]
+            self._shares *= self._shares.new_tensor(counts)
         self._elements = self.vector.unbind()[: len(states)]
         for state, element in zip(states, self._elements, strict=True):
             state["mean"] = element
@@ -158,6 +183,7 @@ class Means:
         seen = [like.new_zeros(()) if mean is None else mean for mean in observed]
         if any(mean.dtype != like.dtype or mean.device != like.device for mean in seen):
             seen = [mean.to(like) for mean in seen]
+        self._still, self._has_advanced = None, True
         part = self.vector[first : first + len(seen)]
         part.mul_(keep).add_(torch.stack(seen), alpha=1.0 - keep)
 
@@ -183,6 +209,14 @@ class Means:
 
     def network(self) -> Tensor:
         """Return the mean over all elements of all parameters."""
+        if self._still is not None:
+            return self._still
+        if self._before is not None:
+            mean, means = self._before
+            found = mean + (self.vector - means).dot(self._shares)
+            is_replayed = found.is_cuda and torch.cuda.is_current_stream_capturing()
+            self._still = None if self._has_advanced or is_replayed else found
+            return found
         if len(self.vector) == 1:
             return self.vector[0].clone()
         return self.vector.dot(self._shares)

@@ -19,8 +19,10 @@ __all__ = [
     "laid_out_like",
     "local",
     "local_gradient",
+    "no_importance",
     "part_of",
     "redistribute_like",
+    "require_dense",
     "sum_over_shards",
     "tensors_of",
     "wide",
@@ -164,3 +166,9 @@ def require_dense(params: Sequence[Tensor]) -> None:
         if grad is not None and (grad.layout != torch.strided or grad.is_complex()):
             got = f"{grad.layout} {grad.dtype} for a parameter of shape {tuple(param.shape)}"
             raise RuntimeError(f"a gate takes dense real gradients, got {got}")
+
+
+def no_importance(param: Tensor, compact: bool) -> Tensor:
+    """Return the importance of a parameter of which nothing is known."""
+    dtype = kept_in(param.dtype, compact)
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)

@@ -109,6 +109,11 @@ class Work:
             bases=bases,
         )
 
+    def renew_gradients(self) -> None:
+        """Look gradients up again, but not where a wrapped optimizer's step left none."""
+        if self.grads:
+            self.grads = [local_gradient(param) for param in self.whole]
+
 
 def portions(work: Work) -> Iterator[list[int]]:
     """Yield which parameters to do at a time: one, or many where operations take lists."""
@@ -228,10 +233,7 @@ def update(work: Work) -> None:
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # imports dynamo at the first call, not here
 def _end_of_kernel() -> None:
-    """Let a compiler begin another loop: in a long one a CPU is slow to change bfloat16 in place.
-
-    It would also go on with numbers that are not yet rounded.
-    """
+    """Let a compiler begin another loop, with rounded numbers: a long one is slow on a CPU."""
 
 
 def _fold_one(work: Work, index: int) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)
+from torch.optim.optimizer import Optimizer
 
 from syngap.optim.ballistic import Ballistic
 from syngap.optim.checks import (
@@ -42,10 +38,7 @@ from syngap.optim.update_forms import Finish, prepare
 __all__ = ["WrappedSynGAP", "inner_optimizer"]
 
 _PREFIX = "base."
-_HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
-    _global_optimizer_pre_hooks,
-    _global_optimizer_post_hooks,
-)
+_LOADS = "_syngap_loads"  # there while a gated optimizer loads the state of its base
 _NOT_GATED: dict[type[Optimizer], str] = {
     torch.optim.LBFGS: "moves the parameters several times a step",
     torch.optim.SparseAdam: "takes sparse gradients",
@@ -66,7 +59,7 @@ class WrappedSynGAP(GatedOptimizer):
     """
 
     base: Optimizer
-    _is_made = _is_loading = False
+    _is_made = False
 
     def __init__(
         self,
@@ -86,7 +79,7 @@ class WrappedSynGAP(GatedOptimizer):
         if all(callable(getattr(inner_optimizer(base), name, None)) for name in ("train", "eval")):
             reason = "writes weights of its own in train() and eval(), around the gate"
         if reason is not None:
-            raise ValueError(f"a gate cannot hold {type(base).__name__}, which {reason}")
+            raise ValueError(f"{type(base).__name__} cannot be behind a gate: it {reason}")
         defaults = add_counts(options, behind=type(base).__name__)
         own = {"version"} if isinstance(base, Ballistic) else set()  # means the same there
         taken = sorted((defaults.keys() & base.defaults.keys()) - own)
@@ -118,20 +111,11 @@ class WrappedSynGAP(GatedOptimizer):
         super().__init__(gate, base.param_groups, base.defaults | defaults)
         self._is_made = True
         if options.get("rotated"):
-            self._refuse_other_moments(weakref.ref(self))
+            self._guard_moments()
 
-    def _refuse_other_moments(self, reference: weakref.ref[WrappedSynGAP]) -> None:
+    def _guard_moments(self) -> None:
         """Let the base refuse a state of its own, whose moments are along entries."""
-
-        def refuse(base: Optimizer, state_dict: dict[str, Any]) -> None:
-            living = reference()
-            if living is not None and not living._is_loading:
-                raise ValueError(
-                    f"the moments of this {type(base).__name__} are along directions, and those of "
-                    "a bare one are along entries: load its state before protection.optimizer(base)"
-                )
-
-        inner_optimizer(self.base).register_load_state_dict_pre_hook(refuse)
+        inner_optimizer(self.base).register_load_state_dict_pre_hook(_refuse_other_moments)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -190,23 +174,23 @@ class WrappedSynGAP(GatedOptimizer):
         return loss
 
     def _step_base(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the base make its step without hooks, its own or those of all optimizers.
+        """Let the base make its step without hooks: parameters may be in other coordinates.
 
-        Parameters may be in other coordinates, and hooks of all optimizers run in this one's step.
+        Hooks of all optimizers run in the step of this one. Where somebody replaced the base's
+        method, as a scheduler of the base does, they run there as well.
         """
+        step: Callable[..., Any] = self.base.step
+        is_of_class = "step" not in vars(self.base)
+        if is_of_class and getattr(type(self.base).step, "hooked", False):
+            step = partial(type(self.base).step.__wrapped__, self.base)  # type: ignore[attr-defined]
         hooked = inner_optimizer(self.base)
-        own = hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks
-        of_all = [dict(hooks) for hooks in _HOOKS_OF_ALL]
+        hooks = hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks
         hooked._optimizer_step_pre_hooks = OrderedDict()
         hooked._optimizer_step_post_hooks = OrderedDict()
-        for hooks in _HOOKS_OF_ALL:
-            hooks.clear()
         try:
-            self.base.step(*args, **kwargs)
+            step(*args, **kwargs)
         finally:
-            hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks = own
-            for hooks, before in zip(_HOOKS_OF_ALL, of_all, strict=True):
-                hooks.update(before)
+            hooked._optimizer_step_pre_hooks, hooked._optimizer_step_post_hooks = hooks
 
     def _require_finite(self) -> None:
         """Refuse a step that spoiled weights in float16, as where an eps of 1e-8 is 0."""
@@ -271,11 +255,11 @@ class WrappedSynGAP(GatedOptimizer):
             self.gate.names(),
             _PREFIX,
         )
-        self._is_loading = True
+        vars(inner_optimizer(self.base))[_LOADS] = True
         try:
             self.base.load_state_dict(of_base)
         finally:
-            self._is_loading = False
+            del vars(inner_optimizer(self.base))[_LOADS]
         for group in self.param_groups:
             group["version"] = VERSION
 
@@ -302,9 +286,19 @@ class WrappedSynGAP(GatedOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` gave; the groups are the base's."""
         super().__setstate__({key: state[key] for key in state if key != "param_groups"})
+        if any(group.get("rotated") for group in self.param_groups):
+            self._guard_moments()
 
     def _states(self) -> Sequence[States]:
         return (self.state, self.base.state)
+
+
+def _refuse_other_moments(base: Optimizer, state_dict: dict[str, Any]) -> None:
+    if _LOADS not in vars(base):
+        raise ValueError(
+            f"the moments of this {type(base).__name__} are along directions, and those of a bare "
+            "one are along entries: load its state before protection.optimizer(base)"
+        )
 
 
 def _call_pre_hooks(base: Optimizer) -> tuple[tuple[Any, ...], dict[str, Any]]:

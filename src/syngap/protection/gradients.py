@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
-from syngap.optim.tensors import alike
+from syngap.optim.tensors import alike, is_sharded
 
-__all__ = ["leaves_of", "nodes_of", "reaches", "times", "with_gradient", "with_zero_gradient"]
+__all__ = ["is_foreign", "leaves_of", "nodes_of", "times", "with_gradient", "with_zero_gradient"]
 
 
 def with_gradient(loss: Tensor, gradients: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
@@ -22,11 +22,14 @@ def with_gradient(loss: Tensor, gradients: Sequence[Tensor], params: Sequence[Te
 
 
 def with_zero_gradient(loss: Tensor, model: nn.Module) -> Tensor:
-    """Return a loss whose gradients by all parameters of a model that learn are zero."""
+    """Return a loss whose gradients by all parameters of a model that learn are zero.
+
+    DDP waits for gradients of all, also of a head that the teacher alone asks at some steps.
+    """
     params: list[Tensor] = [param for param in model.parameters() if param.requires_grad]
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or any(map(is_sharded, params)):
         return loss
-    return with_gradient(loss, [torch.zeros_like(param) for param in params], params)
+    return with_gradient(loss, [param.new_zeros(()).expand_as(param) for param in params], params)
 
 
 class _KnownGradient(torch.autograd.Function):
@@ -63,13 +66,16 @@ def nodes_of(found: Tensor) -> set[Node]:
     return nodes
 
 
-def reaches(found: Tensor, params: Iterable[Tensor]) -> bool:
-    """Return whether the gradient of a tensor ends in one of these, as far as a graph shows."""
-    if not found.requires_grad:
-        return False
+def is_foreign(found: Tensor, model: nn.Module) -> bool:
+    """Return whether the gradient of a tensor ends in tensors of which none is of a model.
+
+    What a graph hides, as one of reentrant checkpoints does, and shards may be the model's.
+    """
     nodes = nodes_of(found)
-    is_hidden = any(node.name().startswith("CheckpointFunction") for node in nodes)
-    return is_hidden or not set(params).isdisjoint(leaves_of(nodes))
+    if any(node.name().startswith("CheckpointFunction") for node in nodes):
+        return False
+    leaves, own = leaves_of(nodes), set(model.parameters())
+    return bool(leaves) and own.isdisjoint(leaves) and not any(map(is_sharded, own))
 
 
 def leaves_of(nodes: Iterable[Node]) -> list[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from syngap.messages import names_arguments
 from syngap.optim import gate_changes
 from syngap.optim.defaults import DEFAULTS
 from syngap.optim.distributed import Group, find_group
@@ -58,6 +59,7 @@ SYMBOLS = {"tau": "consolidation", "epsilon": "ambient", "eps": "ambient"}
 SYMBOLS |= dict.fromkeys(("alpha", "beta", "lam", "lamda", "lambda_", "weight"), "strength")
 
 
+@names_arguments(SYMBOLS)
 def protect(
     model: nn.Module,
     known: Any,
@@ -129,10 +131,7 @@ def protect(
         if consolidation is None:
             consolidation = CONSOLIDATION if teacher else CONSOLIDATION_ALONE
         check_arguments(consolidation, ambient, strength, anchors, every, batch_size, rank)
-        waits_for_all = False
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            # DDP waits for the gradients of all, also of a head that the teacher alone has.
-            waits_for_all = not getattr(model, "find_unused_parameters", True)
             model = model.module
         check_model(model, gate)
         check_known(known)
@@ -166,7 +165,6 @@ def protect(
             process_group=group,
             progress=progress,
         )
-    protection._needs_all = teacher and waits_for_all
     share_knowledge(protection.known, group)
     protection.knowledge = Knowledge.of(protection.known, model)
     return protection
@@ -181,7 +179,7 @@ class Protection:
         knowledge: the same, with their mean importance.
     """
 
-    knowledge, _needs_all = Knowledge(), False
+    knowledge = Knowledge()
 
     def __init__(
         self,
@@ -225,7 +223,8 @@ class Protection:
             )
             check_knowledge(self.known, model)
         else:
-            check_classes(model, known_inputs.moved(batches[0], self._device), predict)
+            first = known_inputs.moved(batches[0], self._device)
+            check_classes(model, first, predict, uses_teacher)
         self._teacher = Teacher(model, self._start, taught, predict)
         self._every = every or self._teacher.every
         self._notices, self._warns = Notices(), every is None and not self._teacher.stores
@@ -290,7 +289,8 @@ class Protection:
             self._participation.remind_of_gate(self.calls, self._optimizers)
         if not self._uses_teacher or (number + 1) % self._every:
             zero = torch.zeros((), device=self._device, requires_grad=torch.is_grad_enabled())
-            return with_zero_gradient(zero, self.model) if self._needs_all else zero
+            alone = self._process_group is None or not self._uses_teacher
+            return zero if alone else with_zero_gradient(zero, self.model)
         place = known_inputs.place_of(number // self._every, len(self._teacher.batches), self._seed)
         loss = self._teacher.loss(place, self._strength * self._every)
         if self._warns and self._every == 1 and self._teacher.runs_plainly:

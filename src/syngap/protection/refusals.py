@@ -26,7 +26,7 @@ from syngap.optim.scores import require_classes_last
 from syngap.optim.tensors import is_sharded
 from syngap.protection.anchors import mask_of
 from syngap.protection.answers import check_divergence
-from syngap.protection.gradients import reaches
+from syngap.protection.gradients import is_foreign
 from syngap.protection.hints import (
     NO_BATCH,
     changes_since,
@@ -142,16 +142,23 @@ def check_model(model: Any, gate: bool) -> None:
 
 
 @torch.enable_grad()
-def check_classes(model: nn.Module, batch: Any, predict: Predict) -> None:
+def check_classes(model: nn.Module, batch: Any, predict: Predict, teacher: bool) -> None:
     """Refuse logits of another model, or with classes not in the last dimension, by one pass."""
+    floats = [param for param in model.parameters() if param.is_floating_point()]
+    frozen = [param for param in floats if not (param.requires_grad or param.is_inference())]
     with as_it_was(model, None):
-        prediction = predict(batch)
+        try:
+            for param in frozen:  # what does not learn now is the model's all the same
+                param.requires_grad_(True)
+            prediction = predict(batch)
+        finally:
+            for param in frozen:
+                param.requires_grad_(False)
     if isinstance(prediction, Tensor):
         mask = mask_of(batch, prediction)
         require_classes_last(prediction, mask=mask, warn=Notices().warn)
-        learned = [param for param in model.parameters() if param.requires_grad]
-        is_whole = learned and not any(map(is_sharded, learned))
-        if is_whole and prediction.is_floating_point() and not reaches(prediction, learned):
+        is_differentiable = teacher and prediction.is_floating_point()
+        if is_differentiable and (not prediction.requires_grad or is_foreign(prediction, model)):
             raise ValueError(UNRELATED)
 
 

@@ -109,7 +109,9 @@ def _explained_by(tokens: Tensor, model: nn.Module) -> Iterator[None]:
     except (IndexError, RuntimeError, TypeError) as error:
         if not (hint := next(vocabulary_hint(model, [tokens]), "")):
             raise
-        raise ValueError(f"start or prompts have a token that the model has not. {hint}") from error
+        raise ValueError(
+            f"start or prompts have a token outside of the model's vocabulary. {hint}"
+        ) from error
 
 
 def _users_turn(tokenizer: Any) -> list[int]:

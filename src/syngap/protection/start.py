@@ -76,12 +76,7 @@ class Start:
         """
         parts = _floats(model)
         self._check({name: parts[name] for name in self._params & parts.keys()}, self._params)
-        versions = _versions(model)
-        unchanged = {
-            name
-            for name in self._frozen & _frozen(model)
-            if versions[name] is not None and versions[name] == self._versions.get(name)
-        }
+        unchanged = self._unchanged(model, parts)
         exchanged = {
             name: tensor
             for name, tensor in parts.items()
@@ -105,6 +100,15 @@ class Start:
                 reshard(model)
             exchange(exchanged, current)
             torch.clear_autocast_cache()
+
+    def _unchanged(self, model: nn.Module, parts: dict[str, Tensor]) -> set[str]:
+        """Return what was frozen and is, and has the same values: it need not be exchanged."""
+        versions = _versions(model)
+        for name in (frozen := self._frozen & _frozen(model)):
+            is_written = versions[name] != self._versions.get(name)
+            if is_written and torch.equal(parts[name].cpu(), self.values[name].cpu()):
+                self._versions[name] = versions[name]  # as where a state was loaded
+        return {name for name in frozen if versions[name] == self._versions.get(name)}
 
     def grow(self, name: str, old: Tensor, new: Tensor) -> None:
         """Take a larger parameter for an old one, whose entries it begins with."""

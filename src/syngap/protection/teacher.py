@@ -29,7 +29,7 @@ from syngap.protection.answers import (
     width_of,
 )
 from syngap.protection.captured import CapturedPass, capture
-from syngap.protection.gradients import leaves_of, nodes_of, with_gradient
+from syngap.protection.gradients import is_foreign, leaves_of, nodes_of, with_gradient
 from syngap.protection.last_product import Head, LastProduct
 from syngap.protection.recomputed import blocks_of_large, is_large, recomputed
 from syngap.protection.start import Start
@@ -178,7 +178,7 @@ class Teacher:
         again = blocks_of_large(self._model) if torch.is_grad_enabled() else []
         with in_eval_mode(self._model), recomputed(again, self._model):
             found = strength * divergence(before, self._now(place))
-        if torch.is_grad_enabled() and learned and not found.requires_grad:
+        if found.requires_grad and is_foreign(found, self._model):
             raise ValueError(UNRELATED)
         if again or not found.requires_grad or not self._is_differentiable_now(found, learned):
             return found
@@ -243,10 +243,7 @@ class Teacher:
             self._has_float16[precision] = torch.float16 in kinds
         names = {node.name() for node in nodes}
         is_plain = not any(name.startswith("CheckpointFunction") for name in names)
-        leaves = leaves_of(nodes)
-        if is_plain and own.isdisjoint(leaves) and not any(map(is_sharded, learned)):
-            raise ValueError(UNRELATED)
-        return is_plain and not self._has_float16[precision] and own.issuperset(leaves)
+        return is_plain and not self._has_float16[precision] and own.issuperset(leaves_of(nodes))
 
     def _precision(self) -> tuple[object, ...]:
         return *self._autocast(), frozenset(param.dtype for param in self._model.parameters())

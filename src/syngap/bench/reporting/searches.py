@@ -188,7 +188,7 @@ def read_search(folder: Path, rows: Sequence[Row]) -> Search | None:
             at_a_time=sorted(
                 {int(each.get("at_a_time", 1)) for each in found.get("environments", ())}
             ),
-            left=0 if "chosen" in found else len(found["spaces"]) * every.get("runs", 0) - runs,
+            left=max(0, len(found["spaces"]) * every.get("runs", 0) - runs),
         )
         searched = {row.name: row.spaces for row in search.rows if row.used}
         search = replace(search, warning=below_untuned(rows, searched))

@@ -129,13 +129,13 @@ def keep_search(
     """
     # Trials first: where the search goes on meanwhile, search.yaml has all that they refer to.
     found = {name: _content(folder / name) for name in (TRIALS, SEARCH)}
-    ended = "chosen" in read_yaml(folder / SEARCH)
+    now, before = read_record(folder), read_record(to)
+    ended = "chosen" in read_yaml(folder / SEARCH) if now is None else now.has_ended
     if not ended and not unfinished:
         raise UserError(
             f"{folder}: the search has not ended; syngap tune --resume goes on with it, "
             "--unfinished keeps what it has so far"
         )
-    now, before = read_record(folder), read_record(to)
     if now and before and now.continues(before):
         replaced = True
         if set(before.rows) - set(now.rows):

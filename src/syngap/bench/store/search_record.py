@@ -143,6 +143,14 @@ class SearchRecord:
             if key[0] in shared
         )
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether each row has all its runs; where all trials of a row diverged, none is chosen."""
+        counts = dict.fromkeys(_mapping(self.entries.get("spaces")), 0)
+        for (row, _), trial in self.trials.items():
+            counts[row] = counts.get(row, 0) + len(trial.runs)
+        return all(count == _part(self, "every_row", "runs") for count in counts.values())
+
     def is_like(self, other: SearchRecord, rows: Sequence[str]) -> bool:
         """Return whether both search in the same way, and these rows in the same spaces."""
         return self._rules(rows) == other._rules(rows)
