@@ -81,7 +81,7 @@ class Gate:
         """Forget what is derived from states and gradients."""
         self._means: Means | None = None
         self._works: list[Work] = []  # of a step along directions, while importance stays
-        self._checked_options: dict[int, tuple[Any, ...]] = {}  # options, by number of the group
+        self._checked_options: dict[int, tuple[Any, ...]] = {}  # by number of the group
         self._grads_then: list[tuple[int, int] | None] = []  # when it was observed
 
     def bind(self, groups: list[dict[str, Any]], states: Sequence[States]) -> None:
@@ -134,10 +134,8 @@ class Gate:
         few comparisons of addresses.
         """
         for number, group in enumerate(self.groups):
-            now, passed = (
-                tuple(map(group.get, self.option_names)),
-                self._checked_options.get(number, ()),
-            )
+            now = tuple(map(group.get, self.option_names))
+            passed = self._checked_options.get(number, ())
             are_same = len(now) == len(passed) and all(map(is_, now, passed))
             counts = group["steps"], group["skipped"]
             are_counts = all(type(count) is int and count >= 0 for count in counts)

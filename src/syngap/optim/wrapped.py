@@ -25,12 +25,7 @@ from syngap.optim.fisher import Estimator, Schedule
 from syngap.optim.gate import Gate, States
 from syngap.optim.gated import GatedOptimizer, add_counts
 from syngap.optim.parameter_state import VERSION, sharded_state
-from syngap.optim.state_checks import (
-    check_states,
-    forms_of,
-    match,
-    unchanged_on_error,
-)
+from syngap.optim.state_checks import check_states, forms_of, match, unchanged_on_error
 from syngap.optim.tensors import local, local_gradient
 from syngap.optim.update import fold
 from syngap.optim.update_forms import Finish, prepare
